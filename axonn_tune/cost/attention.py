@@ -29,10 +29,10 @@ _RATED_TOKENS = 2048.0
 
 
 class _Kind(NamedTuple):
-    """What tells kernels of attention apart.
+    """What distinguishes kinds of attention kernels.
 
     `windowed_heads` is the number of features of a head where there is a window, and 0 elsewhere.
-    `number_format` is that of the operands, and `library` has the kernel.
+    `number_format` is the format of the operands, and `library` names the library of the kernel.
     """
 
     backward: bool
@@ -110,7 +110,7 @@ class AttentionPrices:
         return self._corrections[kind]
 
     def _points(self, kind: _Kind) -> Sequence[AttentionPoint]:
-        """Return the points that tell most of a kind; none if it was not measured in its format."""
+        """Return the points nearest to a kind; none if it was not measured in its number format."""
         wanted = (kind.backward, kind.fused, kind.windowed_heads, kind.number_format)
         alike = [
             p
@@ -175,8 +175,8 @@ class AttentionPrices:
 def _computed_share(seq_len: int, window: int) -> float:
     """Return the share of the causal half of the scores that whole blocks across a window hold.
 
-    The window's first and last tokens cut one block more than it has tokens for. Without a window
-    the share is 1.
+    A window reaches into one block more than its tokens would fill. Without a window the share is
+    1.
     """
     if not window:
         return 1.0
@@ -185,7 +185,7 @@ def _computed_share(seq_len: int, window: int) -> float:
 
 
 def _lost_in_blocks(s: Array, masked: bool) -> Array:
-    """Return how much more short sequences compute for each score than rated ones, at least 1."""
+    """Return the extra work per score of short sequences, over that of rated ones; at least 1."""
     rated = np.asarray(_RATED_TOKENS)
     return np.asarray(_in_blocks(np.minimum(s, rated), masked) / _in_blocks(rated, masked))
 
@@ -198,7 +198,7 @@ def _in_blocks(s: Array, masked: bool) -> Array:
 
 
 def _coordinates(batch: Array, seq_len: Array, head_dim: Array) -> Array:
-    """Return the point of each attention among others, log2 of its sizes, shape (N, 3).
+    """Return the coordinates of each attention for interpolation: log2 of its sizes, shape (N, 3).
 
     The length comes first: where it was varied together with the batch, it stands for both.
     """

@@ -27,17 +27,17 @@ def moved_fraction(kind: str, n_ranks: Size) -> Array:
 
 
 def rings_worth(kind: str, n_ranks: Size, n_units: Size, sent_once: Experts | None = None) -> Array:
-    """Return how many rings' bytes leave a unit in which a group of ranks has its equal part.
+    """Return how many times the bytes of a ring leave a unit that holds its part of a group.
 
     One ring passes the boundary of a unit, however many of the ranks are inside. In an all-to-all
     each of the m ranks inside sends its own bytes to the G - m others: m (G - m)/G of the buffer
     leave the unit, in the place of the ring's (G - 1)/G.
 
-    Tokens that are sent once to each unit with any of their experts take as long as if all of the
-    m ranks' bytes for units, the own one included, left it: on NICs of 50 GB/s such kernels were
-    measured at 43 to 58 GB/s of these bytes on H800 (DeepEP's kernels, 2 to 8 nodes), and at 44 to
-    54 GB/s on H100 (Hybrid-EP's, the same; deepseek-ai/DeepEP dd758ca, docs/legacy.md, and 94a9f8f,
-    docs/README_Hybrid-EP.md).
+    Tokens that are sent once to each unit with any of their experts take as long as if the m ranks'
+    bytes for all units, even those for their own unit, left it: on NICs of 50 GB/s such kernels
+    were measured at 43 to 58 GB/s of these bytes on H800 (DeepEP's kernels, 2 to 8 nodes), and at
+    44 to 54 GB/s on H100 (Hybrid-EP's, the same; deepseek-ai/DeepEP dd758ca, docs/legacy.md, and
+    94a9f8f, docs/README_Hybrid-EP.md).
     """
     n_ranks = np.asarray(n_ranks, dtype=np.float64)
     if kind != "all_to_all":

@@ -90,8 +90,8 @@ class EfficiencyCurve:
     ) -> Array:
         """Return the time of `n_groups` products of (m x k) times (k x n), `n_at_once` at a time.
 
-        Those that run at a time share the multiprocessors. Where `sum_bytes` are given, the result
-        is added to sums with elements of so many bytes, which are read and written.
+        Products that run at the same time share the multiprocessors. If `sum_bytes` is not 0, the
+        result is added to sums, whose elements of so many bytes are read and written.
         """
         at_once = np.minimum(n_at_once, n_groups)
         in_waves = self._wave_seconds(m, n, k, [mode], at_once)[0] * (n_groups / at_once)
@@ -157,7 +157,7 @@ class Products:
         return np.asarray(seconds.min(axis=0))
 
     def correction(self, m: Array, n: Array, k: Array, mode: str) -> Array:
-        """Return the time by measured points over that by the curve alone; 1 without points."""
+        """Return the ratio of the time by measured points to the curve's time; 1 without points."""
         return self._corrections(m, n, k, [mode])[0]
 
     def _corrections(self, m: Array, n: Array, k: Array, modes: Sequence[str]) -> Array:
@@ -188,7 +188,7 @@ def nearest_points(
 ) -> tuple[str, tuple[AnyProduct, ...]] | None:
     """Return a format with its points, or else the nearest one that has some; None without any.
 
-    Measured products of the formats that are near to it tell of a format, too.
+    The points of a similar format stand for those of a format that was not measured.
     """
     low_format = FORMATS.get(dtype)
     near: Sequence[str] = () if low_format is None else low_format.nearest
@@ -218,7 +218,7 @@ def _correction(curve: EfficiencyCurve, points: tuple[GemmPoint, ...]) -> Spline
 
 
 def coordinates(m: Array, n: Array, k: Array, modes: Sequence[str]) -> Array:
-    """Return the point of each product among others: log2 of its sizes, and mode, shape (N, 6)."""
+    """Return each product's coordinates for interpolation: log2 of sizes, mode; shape (N, 6)."""
     is_mode = (np.asarray(modes)[:, None] == np.asarray(MODES)).astype(np.float64)
     sizes = np.log2(np.stack([m, n, k], axis=1))
     return np.concatenate([sizes, is_mode * (MODE_DISTANCE / math.sqrt(2.0))], axis=1)

@@ -18,9 +18,9 @@ class GroupedProducts:
     """The prices of grouped products of one number format on a machine.
 
     The tiles of the products that run at the same time share the multiprocessors, so that few rows
-    for each expert leave multiprocessors idle. Where grouped products were measured, the ratio to
-    this formula corrects it; elsewhere that of a single product with all their rows does. A low
-    format without points takes those of the nearest format that has some.
+    for each expert leave multiprocessors idle. Where grouped products were measured, their ratio to
+    this formula corrects it; elsewhere the correction of a single product with all their rows does.
+    A low format without points takes the points of the nearest format that has some.
     """
 
     def __init__(self, machine: Machine, dtype: str, products: Products) -> None:
@@ -67,7 +67,7 @@ def _fitted(curve: EfficiencyCurve, points: Sequence[GroupedGemmPoint]) -> Splin
 
 
 def _coordinates(m: Array, n: Array, k: Array, n_groups: Array, modes: Sequence[str]) -> Array:
-    """Return the point of each group of products among others, shape (N, 7)."""
+    """Return the coordinates of each group of products for interpolation, shape (N, 7)."""
     return np.concatenate([coordinates(m, n, k, modes), np.log2(n_groups)[:, None]], axis=1)
 
 

@@ -1,7 +1,7 @@
 """The bandwidth and the latency that the groups of an axis get from the links of a machine.
 
 The links of a machine form levels: GPUs in a node, nodes in a cluster, and so on. `axis_links`
-finds what the groups of an axis with a given stride and size get, in this order:
+finds bandwidth and latency of an axis with a given stride and size, in this order:
 
 1. For each level, the number of rings of the axis that cross the boundary of a unit at the same
    time (`rings_through_boundary`). Its bandwidth is shared by them (`ring_share`), and the smallest
@@ -97,7 +97,7 @@ def units_visited(stride: Ints, size: Ints, unit_ranks: int) -> Array:
 
 
 def _used_curves(curve_of: Ints, curves: Sequence[Curve]) -> list[tuple[Curve, np.ndarray]]:
-    """Return the curves that hold for some groups, with a mask of these.
+    """Return each curve that holds for at least one group, with the mask of its groups.
 
     `curve_of` holds the index of each group's curve, -1 where it has none, shape (P,).
     """
@@ -167,13 +167,13 @@ class SteppedLinks:
 
     @cached_property
     def _measured(self) -> list[tuple[Curve, np.ndarray]]:
-        """The curves that hold for some groups, with a mask of these."""
+        """Each curve that holds for at least one group, with the mask of its groups."""
         return _used_curves(self.curve, self.curves)
 
 
 @dataclass(frozen=True, eq=False)
 class HopDelays:
-    """What hops on one level take beyond its latency and bandwidth, in rings that leave the level.
+    """The extra time of hops on one level, beyond latency and bandwidth, in rings that leave it.
 
     steps
         The measured steps of these hops.
@@ -191,9 +191,9 @@ class HopDelays:
     def seconds(self, nbytes: Array) -> Array:
         """Return the delay of one way around the ring with chunks of these bytes, shape (P,).
 
-        Hops that were measured to be faster than their latency are not taken to be so here: within
-        the level, chunks of this size are parts of smaller buffers, for which NCCL takes protocols
-        of low latency.
+        The delay is never negative, even where hops were measured to be faster than their latency:
+        within the level, chunks of this size are parts of smaller buffers, for which NCCL takes
+        protocols of low latency.
         """
         moved = self.steps.n_steps * nbytes / self.bandwidth_bytes_per_s
         delay = self.steps.seconds(nbytes) - moved - self.steps.latency_seconds
@@ -202,7 +202,7 @@ class HopDelays:
 
 @dataclass(frozen=True, eq=False)
 class KindLinks:
-    """What one kind of collective gets over the groups of an axis, arrays of shape (P,).
+    """Bandwidth and latency of one kind of collective over an axis, arrays of shape (P,).
 
     bandwidth_bytes_per_s
         Bandwidth of each ring while all groups communicate at once.
@@ -219,7 +219,8 @@ class KindLinks:
     ring, tree
         Measured steps of rings and of trees, which replace bandwidth and latency.
     delays
-        What the hops of rings take beyond this latency, for each inner level with measured steps.
+        Extra time of the hops of rings beyond this latency, for each inner level with measured
+        steps.
     """
 
     bandwidth_bytes_per_s: Array
@@ -233,7 +234,7 @@ class KindLinks:
     delays: tuple[HopDelays, ...]
 
     def take(self, rows: Ints) -> KindLinks:
-        """Return what collectives over the groups of these rows get."""
+        """Return the same for the groups of these rows."""
         return KindLinks(
             self.bandwidth_bytes_per_s[rows],
             self.bounding_level[rows],
@@ -252,18 +253,18 @@ class KindLinks:
 
     @cached_property
     def measured(self) -> list[tuple[Curve, np.ndarray]]:
-        """The measured curves that hold for some groups, with a mask of these."""
+        """Each measured curve that holds for at least one group, with the mask of its groups."""
         return _used_curves(self.curve, self.curves)
 
 
 @dataclass(frozen=True, eq=False)
 class AxisLinks:
-    """What the groups of one axis get, arrays of shape (P,).
+    """Bandwidth and latency of the groups of one axis, arrays of shape (P,).
 
     level
         Index of the outermost link level that the groups cross, -1 for a group of one rank.
     kinds
-        What each kind of collective gets.
+        Bandwidth and latency of each kind of collective.
     occupied_s_per_byte
         Time for which the busiest boundary of each level is occupied for every byte that each
         ring of the axis carries, shape (levels, P).
@@ -274,7 +275,7 @@ class AxisLinks:
     occupied_s_per_byte: Array
 
     def take(self, rows: Ints) -> AxisLinks:
-        """Return what the groups of these rows get."""
+        """Return the same for the groups of these rows."""
         kinds = {kind: links.take(rows) for kind, links in self.kinds.items()}
         return AxisLinks(self.level[rows], kinds, self.occupied_s_per_byte[:, rows])
 
@@ -333,7 +334,7 @@ def axis_links(
 
 @dataclass(frozen=True, eq=False)
 class _Ways:
-    """The ways of rings and trees through the levels of a machine, arrays of shape (P,).
+    """The paths of rings and trees through the levels of a machine, arrays of shape (P,).
 
     size
         Number of ranks of each group.
@@ -368,9 +369,9 @@ class _Ways:
 
 
 def _ways(machine: Machine, stride: Ints, size: Ints, n_ranks: Ints | None) -> _Ways:
-    """Return the ways of groups with these strides and sizes.
+    """Return the paths of groups with these strides and sizes.
 
-    A job that fits in a unit leaves none, also where its groups would not divide a full one.
+    A job that fits in a unit does not leave it, even if its groups would not divide a full unit.
     """
     units = [link.unit_ranks for link in machine.links]
     crossing = [rings_through_boundary(stride, size, unit_ranks) for unit_ranks in units]
@@ -401,7 +402,7 @@ def _ways(machine: Machine, stride: Ints, size: Ints, n_ranks: Ints | None) -> _
 
 
 def _latency(machine: Machine, kind: str, hops: Sequence[Array]) -> Array:
-    """Return the latency of a way with the given number of hops on each level."""
+    """Return the latency of a path with the given number of hops on each level."""
     seconds = np.zeros(hops[0].shape)
     for link, n_hops in zip(machine.links, hops, strict=True):
         seconds += link.latency_of(kind).value * n_hops
@@ -413,7 +414,7 @@ def _curves(
 ) -> tuple[Ints, tuple[Curve, ...]]:
     """Return the index of each group's measured curve (-1 without one), and the curves.
 
-    Messages of one size tell nothing of other sizes, so that they make no curve.
+    Measurements at a single size do not show how time grows with size, so that they make no curve.
     """
     points_by_group: dict[tuple[int, int], list[LinkPoint]] = {}
     for point in machine.link_points:
@@ -433,7 +434,7 @@ def _curves(
 
 
 def _group_of(point: LinkPoint, machine: Machine) -> tuple[int, int] | None:
-    """Return stride and size of the groups that take as long as a point; None if it tells of none.
+    """Return stride and size of the groups for which a point holds; None if it holds for none.
 
     On a switch the stride makes no difference, nor does it matter who else communicates.
     """
@@ -465,9 +466,9 @@ def _level_curves(
 ) -> tuple[Ints, list[Curve]]:
     """Return the index of the curve of steps on one level for each group, and the curves.
 
-    Those points hold that were timed with the largest number of rings that is not above the
-    group's, and of these the ones whose `above_ranks` is the largest below the size of the group.
-    Bytes are those of all rings together.
+    For a group hold the points that were timed with the largest number of rings not above its own,
+    and of these the points whose `above_ranks` is the largest below the size of the group. Bytes
+    are those of all rings together.
     """
     index = np.full(size.shape, -1)
     curves: list[Curve] = []
@@ -523,8 +524,8 @@ def _bandwidth(
 ) -> tuple[Array, Ints]:
     """Return the smallest share of a crossed boundary, and its level.
 
-    They are infinite and -1 for a group of one rank. A group whose bytes through the boundary are
-    worth several rings has that part of a ring's share for each.
+    They are infinite and -1 for a group of one rank. If a group sends as many bytes through the
+    boundary as several rings, its bandwidth is the share of one ring over that number.
     """
     n_ranks = ways.size.astype(np.float64)
     bandwidth = np.full(n_ranks.shape, np.inf)
@@ -563,9 +564,9 @@ def placement_links(
 ) -> dict[str, AxisLinks]:
     """Return the `AxisLinks` of each group for every placement, shape (P,).
 
-    Groups with the same stride and size get the same, whatever axis they are of, and are worked
-    out once. `sent_once` holds the experts to which tokens are sent once, which changes what the
-    groups of experts get; None where copies travel.
+    Groups with the same stride and size have the same links, whatever their axis, and are computed
+    once. `sent_once` holds the experts to which tokens are sent once, which changes the bandwidth
+    of the groups of experts; it is None where a copy travels to each expert.
     """
     links = {
         group: of_pairs.take(rows)
@@ -578,10 +579,10 @@ def placement_links(
 def alike_placements(
     machine: Machine, placements: Placements, sent_once: Experts | None = None
 ) -> Ints:
-    """Return a number for each placement, the same for those that links cannot tell apart.
+    """Return a number for each placement, the same for placements with equal links.
 
-    These have one layout, and their groups get the same from the links of the machine, so that
-    their steps take equally long. Of the rank orders of a layout most differ only in the strides of
+    They have one layout, and each of their groups has the same bandwidth and latency, so that their
+    steps take equally long. Of the rank orders of a layout most differ only in the strides of
     groups that leave their node anyway.
     """
     layouts, number = distinct(*placements.sizes)
@@ -616,7 +617,7 @@ def _links_of_pairs(
 
 
 def _columns(links: AxisLinks | KindLinks | SteppedLinks | HopDelays) -> list[Array]:
-    """Return all arrays that say what groups get, each of shape (P,) or (levels, P)."""
+    """Return all arrays of the links of groups, each of shape (P,) or (levels, P)."""
     columns = []
     for field in fields(links):
         value = getattr(links, field.name)

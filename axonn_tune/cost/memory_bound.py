@@ -39,16 +39,16 @@ def memory_bound_seconds(nbytes: Size, machine: Machine, kernel: str, dtype: str
 
 
 def strided_excess_seconds(nbytes: Size, machine: Machine, clock_fraction: float) -> Array | float:
-    """Return what kernels that handle one element at a time take more than streaming ones.
+    """Return the extra time of kernels that handle one element at a time, over streaming ones.
 
-    Instructions and not bytes bound them, so that they follow the clock that the GPU holds.
+    Instructions and not bytes bound them, so that their rate is proportional to the GPU's clock.
 
     Parameters
     ----------
     nbytes : array_like, shape (C,)
         Bytes that they move.
     clock_fraction
-        Clock of the GPU over that at which they were measured.
+        Ratio of the GPU's clock to the clock at which they were measured.
     """
     rate = machine.kernels.strided_bytes_per_s
     if rate is None:

@@ -54,7 +54,7 @@ def slowest_rank_factor(machine: Machine, n_ranks: int) -> float:
 class KernelPrices:
     """The prices of a job's kernels on a machine.
 
-    `attention_share` is attention's share of the FLOPs, which the clock of the GPUs follows.
+    `attention_share` is attention's share of the FLOPs, on which the clock of the GPUs depends.
     """
 
     @classmethod
@@ -167,8 +167,8 @@ def host_seconds(
     """Return how long the host needs to issue all operations of the phases, shape (C,).
 
     Grouped products take an issue for each product that is not formed in a common kernel, and for
-    each input that is cast by itself; those ahead of which the host cannot run state their time,
-    which `issue_factor` multiplies.
+    each input that is cast by itself. Where the host cannot run ahead of them, they state the time
+    of an issue, which `issue_factor` multiplies.
     """
     count, of_experts = np.zeros((2, len(table)))
     n_collectives: dict[str, Size] = {}
@@ -237,8 +237,8 @@ class CollectivePrices:
     def seconds(self, operation: Collective) -> Array:
         """Return the time of a collective, shape (C,).
 
-        Collectives of one name over one group are alike in the whole plan. They are priced once,
-        and so are others that send as much in as many calls, such as those of both passes.
+        Collectives of one name over one group have equal sizes in the whole plan. They are priced
+        once, and so are all others with equal bytes and calls, such as those of the other pass.
         """
         key = (operation.name, operation.axis)
         if key not in self._seconds:
@@ -286,7 +286,7 @@ class CollectivePrices:
         return self._n_ranks[axis]
 
     def _kind_links(self, axis: str, kind: str) -> KindLinks:
-        """Return what collectives of a kind get over each candidate's group of an axis."""
+        """Return the links of a kind of collective over each candidate's group of an axis."""
         key = (axis, kind)
         if key not in self._links_of:
             self._links_of[key] = self._links[axis].kinds[kind].take(self._table.placement)
@@ -315,7 +315,7 @@ def _seconds(operation: Collective, n_ranks: Array, links: KindLinks) -> Array:
 
 
 def _call_bytes(operation: Collective) -> Array:
-    """Return the bytes of one call; there may be candidates without any."""
+    """Return the bytes of one call, 0 for candidates without any call."""
     n_calls = np.asarray(operation.n_calls, dtype=np.float64)
     return np.asarray(operation.nbytes) / np.where(n_calls > 0, n_calls, 1.0)
 

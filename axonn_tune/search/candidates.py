@@ -112,8 +112,8 @@ def with_micro_batches(
 def executions(search: Search, table: CandidateTable) -> Iterator[CandidateTable]:
     """Yield the table with every recomputation and number of virtual stages that is tried.
 
-    Each of these tables holds candidates that are alike. Candidates that cannot be cut into the
-    virtual stages are left out.
+    Each of these tables holds candidates that are alike (`CandidateTable.alike`). Candidates that
+    cannot be cut into the virtual stages are left out.
     """
     scenario = search.scenario
     for recompute in search.recomputes:
@@ -151,10 +151,10 @@ def no_grid_error(search: Search, rejected: Mapping[str, int]) -> NoCandidateErr
 
 
 def batch_hint(search: Search, batches: Sequence[int]) -> str:
-    """Return a phrase that names global batches that do; it is empty if there are none.
+    """Return a phrase that names global batches that are possible; it is empty without any.
 
-    Some GPUs may have no share of the nearest ones, and so the phrase also names one of which all
-    have a share.
+    Some GPUs may have no share of these batches, and so the phrase also names a batch of which all
+    GPUs have a share.
     """
     if not batches:
         return ""

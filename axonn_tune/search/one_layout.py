@@ -129,7 +129,7 @@ def why_not(search: Search, layout: Layout | str) -> str:
 
 
 def _row_of(ranking: Ranking, wanted: Placements) -> int | None:
-    """Return the first row that places ranks as an order of a layout does; None if none does."""
+    """Return the first row with the ranks' placement of a wanted layout and order; None if none."""
     ranked = ranking.table.placements
     is_layout = (ranked.sizes == wanted.sizes[:, :1]).all(axis=0)
     is_split = wanted.sizes[:, 0] > 1

@@ -45,8 +45,8 @@ class Search:
     recomputes
         Recomputations that are tried.
     partial_recompute
-        Whether candidates are tried, too, that recompute a part of the layers because they would
-        not fit otherwise, where none is among `recomputes`.
+        Whether candidates that would not fit otherwise are also tried with a part of their layers
+        recomputed, if `recomputes` has ``none``.
     cost_model
         ``"full"``, or ``"paper"`` to order by AxoNN's own equations.
     include_oom
@@ -62,7 +62,8 @@ class Search:
     batch_rule
         How the global batch follows from the number of GPUs; None where it does not.
     other_batches
-        Global batches that are tried besides the job's; the fastest for each sequence is taken.
+        Global batches that are tried besides the job's; the one with the least time per sequence is
+        taken.
     """
 
     scenario: Scenario
@@ -97,12 +98,12 @@ class Search:
 
     @property
     def times_all(self) -> bool:
-        """Whether every configuration that is tried is timed, whichever may be the best."""
+        """Whether every configuration is timed, even if it cannot be the best of its layout."""
         return self.include_oom or self.every_configuration or self.exhaustive
 
     @property
     def n_wanted(self) -> int | None:
-        """How many layouts are wanted where these are the fastest that fit."""
+        """How many of the fastest layouts are wanted; None where all have to be ranked."""
         is_by_time = self.cost_model == "full"
         ranks_all = self.include_oom or self.every_configuration or not is_by_time
         return None if ranks_all else self.n_best
@@ -114,7 +115,7 @@ class Search:
 
     @property
     def compares_batches(self) -> bool:
-        """Whether the global batch is, or was, to be found among several."""
+        """Whether the search chooses, or has chosen, the global batch among several."""
         return self.batch_rule is not None and self.batch_rule.within_fraction is not None
 
     def of_layout(self, layout: Layout) -> Search:

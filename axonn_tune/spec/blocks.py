@@ -115,10 +115,10 @@ class Experts:
             raise InputError("experts: shared_gate is true; allowed: only with shared_hidden_size")
 
     def n_reached(self, n_units: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Return on how many of the equal units that share the experts a token has any, on average.
+        """Return the mean number of units that hold at least one of the experts of a token.
 
-        All choices of groups, and of experts in the chosen groups, are as likely. Units hold
-        neighbouring experts.
+        All choices of groups, and of experts in the chosen groups, are equally likely. Each unit
+        holds equally many neighbouring experts.
 
         Parameters
         ----------
@@ -162,7 +162,8 @@ def _missed(experts: Experts, shared: Sequence[float]) -> float:
     shared : sequence of float
         Number of these experts in each of the groups that have any.
     """
-    # Ways to choose groups, by how many of the unit's are chosen and their experts in it.
+    # Numbers of ways to choose some of these groups, by how many are chosen and how many of the
+    # unit's experts are in them.
     ways = Counter({(0, 0.0): 1})
     for n_shared in shared:
         for (n_chosen, n_own), number in list(ways.items()):
@@ -173,7 +174,7 @@ def _missed(experts: Experts, shared: Sequence[float]) -> float:
     for (n_chosen, n_own), number in ways.items():
         if n_chosen > experts.top_groups:
             continue
-        # Of the ways to choose experts, those miss the unit's own which leave them out.
+        # The share of the choices of experts that leave out those of the unit.
         left_out = math.prod(
             max(n_chosen_from - n_own - i, 0.0) / (n_chosen_from - i) for i in range(experts.top_k)
         )
@@ -231,7 +232,7 @@ class LatentAttention:
 
 
 def attended_keys(seq_len: float, window: int) -> float:
-    """Return the keys that count for a query, where causal attention counts with all of them.
+    """Return the number of keys that count for a query, if without a window all keys count.
 
     By convention causal attention counts with the full score matrix. A window of w tokens leaves
     w - (w^2 - w) / (2 s) of s keys to a query on average, of the (s + 1) / 2 that causality

@@ -58,10 +58,10 @@ class Placements:
         orders: Sequence[str] = (PAPER_ORDER,),
         axes: Axes = AXONN_AXES,
     ) -> Placements:
-        """Return every layout in every order; orders that place ranks alike are kept once.
+        """Return every layout in every order; orders that place ranks equally are kept once.
 
-        An axis of size one has no place, so of the orders that differ only in where such
-        axes stand only the first one listed is kept.
+        The position of an axis of size one in an order does not matter, so that of the orders that
+        differ only there the first one listed is kept.
         """
         columns = [[layout.size(axis) for axis in axes.sized] for layout in layouts]
         sizes = np.array(columns, dtype=np.int64).reshape(-1, len(axes.sized)).T
@@ -79,7 +79,7 @@ class Placements:
         return int(self.order.size)
 
     def in_orders(self, orders: Sequence[str]) -> Placements:
-        """Return the layout of each row in every order; orders that place ranks alike count once.
+        """Return the layout of each row in every order; orders that place ranks equally count once.
 
         A layout has as many rows, one after another, as `n_orders` says.
         """
@@ -110,7 +110,7 @@ class Placements:
     def strides(self) -> Ints:
         """The distance in rank numbers between neighbours of each axis's group, shape (A, P).
 
-        The folded axis is not among them.
+        The folded axis has no row here.
         """
         before = _axes_before(self.axes)[self.order]  # (P, axis, other)
         arranging = self.sizes[: len(self.axes.names)]
@@ -261,7 +261,8 @@ class CandidateTable:
     def alike(self) -> Iterator[Ints]:
         """Yield the rows of candidates that are alike, group by group.
 
-        They share the recomputation, the virtual stages and the stages.
+        Candidates are called alike if their recomputation, their number of virtual stages and their
+        number of stages are equal.
         """
         _, group = distinct(self.recompute, self.n_virtual, self.stages)
         for number in range(group.max(initial=-1) + 1):

@@ -9,7 +9,7 @@ from axonn_tune.errors import InputError, spelling_hint
 
 # Products of two counts must stay exact in int64.
 LARGEST_COUNT = 2**30
-# No message and no kernel of one GPU has a petabyte.
+# No message and no kernel of one GPU moves a petabyte.
 LARGEST_BYTES = 2**50
 # No link, kernel or host makes a rank wait for an hour, no clock shows a shorter time,
 # and no machine has more bytes or FLOPs, per second or in all.

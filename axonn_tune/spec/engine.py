@@ -55,17 +55,17 @@ RING, ALL_GATHER, ULYSSES, ULYSSES_RING = CONTEXT_KINDS = (
     "ulysses",
     "ulysses_ring",
 )
-# No engine moves the bytes of a kernel so often, or cuts it into so many.
+# No engine moves the bytes of a kernel more often than this, or cuts it into more kernels.
 LARGEST_FACTOR = 1000.0
 # The term of a rank's memory that only offload adds: copies that the host holds.
 HOST_COPIES = "host_copies"
-# The term of what a rank's activations take of the host's memory.
+# The term of the host's memory that a rank's activations take.
 HOST_ACTIVATIONS = "host_activations"
-# The term of memory that its tensors have left, and that the allocator cannot yet give to others.
+# The term of freed memory that the allocator cannot give to other tensors yet.
 HELD_BACK = "held_back"
 # The packages on PyPI with which engines are run.
 PACKAGES = ("axonn", "deepspeed", "megatron-core")
-# The form of the kernels that an engine does not name.
+# The key of the form of all kernels that an engine does not name.
 EVERY_KERNEL = "every"
 
 
@@ -79,7 +79,7 @@ class AxonnProgram:
     """How an implementation of AxoNN runs; the defaults are what the algorithm says.
 
     late_gathers
-        Beginnings of the names of weights that are gathered when they are used, and not ahead.
+        Prefixes of the names of weights that are gathered only when they are used, and not ahead.
     reuses_recomputed_weights
         Whether the backward pass uses the weights that recomputation has gathered.
     overlaps_backward
@@ -99,10 +99,10 @@ class AxonnProgram:
     sums_vectors_singly
         Whether Z sums the gradients of norms, biases and learned positions in a call for each.
     clips_in_optimizer
-        Whether the optimizer's kernel clips the gradient as it reads it, in no pass of its own.
+        Whether the optimizer's kernel clips the gradient as it reads it, instead of another kernel.
     forward_copies, backward_copies
-        Bytes that copies of queries, keys, values and the output of fused attention move in a
-        forward, or in a backward pass, over those of that output; None for no copies.
+        Ratio of the bytes that copies of queries, keys, values and the output of fused attention
+        move in a forward, or in a backward pass, to the bytes of that output; None for no copies.
     """
 
     late_gathers: tuple[str, ...] = ()
@@ -151,19 +151,19 @@ class MegatronProgram:
     bucket_elements_per_replica
         Number of elements for each replica.
     buckets_without_overlap
-        Whether there are several buckets where nothing overlaps, too. Megatron-Core then has one
+        Whether there are several buckets even without overlap; Megatron-Core then has one
         (DistributedDataParallel, bucket_size).
     fills_buckets
         Whether a bucket ends with the weight that fills it, so that large weights make it larger.
         Megatron-Core's do, too, but few of its weights are larger than its buckets.
     checks_gradients
-        Whether the norm of gradients is formed before they are reduced, to find those that are no
-        numbers (check_for_nan_in_grad).
+        Whether the norm of gradients is formed before they are reduced, to find NaN
+        (check_for_nan_in_grad).
     overlaps_sharded
         Whether `overlap_grad_reduce` holds where optimizer states are sharded, too.
     sums_sharded
-        Whether all-reduces sum gradients where optimizer states are sharded, too, so that each rank
-        has all sums and not those of its part alone.
+        Whether gradients are all-reduced even where optimizer states are sharded, so that each rank
+        has all sums and not only those of its shard.
     scales_gradients
         Whether a kernel divides gradients by the number of replicas before they are reduced
         (average_in_collective off).
@@ -184,15 +184,15 @@ class MegatronProgram:
         Whether selective recomputation runs attention again even if one kernel computes it, which
         saves next to no memory.
     balances_stages
-        Whether layers are spread over the stages of a pipeline so that their products are equal,
-        with the head's counted, and not their numbers.
+        Whether layers are spread over the stages of a pipeline so that the stages have equal
+        products, the head's included, instead of equal numbers of layers.
     sends_once
         Whether a token is sent once to each rank that holds any of its experts, as DeepEP does, and
         not once for each expert. Between nodes it travels once for all ranks of a node.
     overlaps_experts
         Whether tokens travel to and from experts while another micro-batch computes.
     overlaps_tensor
-        Whether tokens travel within the tensor group beside the products that take or form them.
+        Whether tokens travel within the tensor group while the products that read or form them run.
     experts_at_once
         Number of experts whose products run at the same time on a rank: Transformer Engine's
         GroupedLinear has four streams for cuBLAS (common/util/multi_stream.cpp at d0067d0d).
@@ -201,8 +201,8 @@ class MegatronProgram:
         do: Transformer Engine's sequence of operations (csrc/extensions/activation.cpp at
         d0067d0d), which Megatron-Core takes with --use-transformer-engine-op-fuser.
     fuses_adapters
-        Whether products scale what adapters form and add it, where no tensor group splits layers:
-        the same sequence of operations (NVIDIA-NeMo/Megatron-Bridge at 067f987d,
+        Whether products themselves scale and add the adapters' outputs, where no tensor group
+        splits layers: the same sequence of operations (NVIDIA-NeMo/Megatron-Bridge at 067f987d,
         peft/lora_layers.py, TEFusedLoRALinear; pytorch/ops/fused at d0067d0d).
     autocasts
         Whether weights and gradients are in fp32 around products of another type (torch.autocast),
@@ -210,14 +210,14 @@ class MegatronProgram:
     low_attention
         Whether attention runs in 8 bits where products are low (--fp8-dot-product-attention).
     low_sums
-        Layers whose outputs travel within the tensor group in the format of low products, where
-        they are summed beside these (fp8_buf of --tp-comm-overlap-cfg).
+        Layers whose outputs travel within the tensor group in the format of low products, if their
+        sums overlap with these products (fp8_buf of --tp-comm-overlap-cfg).
     copies_heads
         Whether heads are copied out of the product that forms queries, keys and values group by
         group, and the gradients of the three joined for its backward pass.
     one_queue
         Whether all kernels wait in one queue where the GPU and the layout ask for it
-        (`Gpu.one_queue`). Those of a graph wait for what they need only.
+        (`Gpu.one_queue`). The kernels of a CUDA graph wait only for what they need.
     overlaps_transfers
         Whether a rank with several stages computes while its results travel to the next one
         (overlap_p2p_comm, schedules.py), unless all kernels of its GPU wait in one queue.
@@ -287,10 +287,11 @@ class ZeroProgram:
         Whether the weights of a block are gathered together; otherwise matrices are gathered one by
         one.
     prefetch_elements
-        Number of elements up to which further matrices join a gather of some; 0 where each is
-        gathered on its own.
+        Further matrices join a gather until it has so many elements; 0 where each matrix is
+        gathered by itself.
     keeps_vectors
-        Whether every rank keeps norms and biases whole. Each is gathered alone once it is updated.
+        Whether every rank keeps norms and biases whole. Each is gathered by itself after its
+        update.
     live_elements
         Number of elements of gathered weights that a rank holds at most. The head and the last
         blocks that fit stay gathered until the backward pass; with 0 only the root does.
@@ -330,11 +331,11 @@ class ZeroProgram:
         Whether each rank of a tensor group has the whole embedding.
     has_stages
         Whether its layers can be cut into the stages of a pipeline. Each stage then gathers its
-        weights once in a step, and reduces its gradients behind its last backward pass.
+        weights once in a step, and reduces its gradients after its last backward pass.
     splits_layers
         Whether it can also split each layer over a tensor group, with the residual stream split by
-        tokens. Each message within the group is awaited at once, unless it may travel beside the
-        product that takes or forms it, and recomputation keeps what it has gathered for the
+        tokens. Each message within the group is awaited at once, unless it may overlap with the
+        product that reads or forms it, and recomputation keeps what it has gathered for the
         gradients.
     orders_tokens
         Whether a copy brings tokens into the order of their ranks before they are summed over the
@@ -347,7 +348,7 @@ class ZeroProgram:
     repeats_kv_heads
         Whether KV heads are copied for each of their query heads before ranks share sequences.
     copies_kv_heads
-        Whether ranks that share sequences by Ulysses may be more than the KV heads.
+        Whether more ranks than there are KV heads may share sequences by Ulysses.
     offloads_inputs
         Whether the inputs of recomputed layers can be in the host's memory between both passes.
     keeps_mixtures
@@ -458,9 +459,9 @@ class KernelForm:
     """How an engine carries out a kernel that memory bandwidth limits.
 
     traffic
-        Bytes that its kernels move over those of the one fused kernel.
+        Ratio of the bytes that its kernels move to those of the one fused kernel.
     strided
-        Those of the bytes that are moved one element at a time (`MemoryBound.strided_bytes`), over
+        Ratio of the bytes that are moved one element at a time (`MemoryBound.strided_bytes`) to
         those of the one fused kernel.
     launches
         Number of kernels that share these bytes.
@@ -491,21 +492,21 @@ class KernelForm:
 
 @dataclass(frozen=True)
 class MemoryForm:
-    """What an engine holds in memory where it holds more or less than the ideal program.
+    """Where an engine holds more or less in memory than the ideal program.
 
     attention_factor, mlp_factor
-        Bytes that attention, or the MLP behind its first product, saves for the backward pass over
-        those that fused kernels save.
+        Ratio of the bytes that attention, or the MLP after its first product, saves for the
+        backward pass to those that fused kernels save.
     logit_bytes
         Bytes for each logit at the loss; None for the logits and their copy in fp32.
     split_logit_bytes
         The same under ZeRO-3 where a tensor group splits the logits; None for `logit_bytes`.
     unsummed_bytes
-        Bytes for each parameter of the gradients of a pass beside their sums, where there are
-        replicas or stages: other micro-batches' activations, or buckets, keep their memory.
+        Bytes per parameter of the gradients of a pass, which are held beside their sums where there
+        are replicas or stages: other micro-batches' activations, or buckets, keep their memory.
     dummy_gradient_bytes
-        Bytes for each element of a block's matrices and of the head, of tensors without contents
-        that stand for the gradients which a product itself has added: one for each shape.
+        Bytes, per element of a block's matrices and of the head, of empty tensors that stand for
+        gradients which the product has already added: one tensor for each shape.
     attention_output_bytes, activation_input_bytes
         Bytes for each element of attention's output, and of what experts form before their
         activation, as they are saved where products are low; None for the job's type.
@@ -575,7 +576,7 @@ class Engine:
     description
         Text for people.
     counts_as
-        Title of the engine for whose predictions its runs count, too; empty for its own.
+        Title of the engine under which its published runs are counted; empty for its own title.
     package
         Package with which `run` and `validate` train, one of `PACKAGES`; empty for none.
     precisions
@@ -598,20 +599,20 @@ class Engine:
     attention_library
         Library that has its fused attention, one of `ATTENTION_LIBRARIES`.
     attention_rate
-        Rate of its fused attention over that of the library on the machine; None for the same.
+        Ratio of the rate of its fused attention to that of the library on the machine; None for 1.
     issue_seconds
         Time in which its host issues one operation; None for the machine's.
     mixture_issue_seconds
         The same in models with experts, where each product of an expert counts; None for the
         former.
     expert_issue_seconds
-        Time in which its host issues a forward product of an expert, ahead of which it cannot run;
-        None if these are as any others.
+        Time in which its host issues a forward product of an expert, if the host cannot run ahead
+        of the device there; None if it issues them like any other operation.
     stage_wait_seconds
         Time for which the host waits in each collective of a stage, for each rank of the group,
         where the pipeline spans several nodes; None for none.
     memory
-        What it holds in memory where that is not what fused kernels hold.
+        Where it holds other amounts of memory than fused kernels would.
     offload
         How it offloads optimizer states; None if it cannot.
     axonn, megatron, zero
@@ -704,7 +705,7 @@ class Engine:
     def leaves_out_last_product(self, model: Model, job: Job) -> bool:
         """Return whether full recomputation leaves out a block's last product.
 
-        Experts, an adapter, a norm or dropout behind it need its output in the backward pass.
+        Experts, an adapter, or a norm or dropout after it need its output in the backward pass.
         """
         ends_block = model.is_dense and not model.normalises_outputs
         is_read = job.adapters is not None or job.dropout or not ends_block
@@ -771,5 +772,5 @@ class Engine:
         return operation
 
 
-# What a strategy is predicted to cost where no engine is named.
+# The engine of a prediction where none is named: it runs the ideal operations.
 IDEAL = Engine(precisions=PRECISIONS, moments=tuple(MOMENT_BYTES))

@@ -33,7 +33,7 @@ class AxisGroups:
         return self.n_ranks // self.size
 
     def place_of(self, rank: int) -> int:
-        """Return the place of a rank in its group."""
+        """Return the position of a rank in its group, counted from 0."""
         return rank // self.stride % self.size
 
     def group_of(self, rank: int) -> int:
@@ -50,8 +50,8 @@ class AxisGroups:
 def axes_by_ranks(placements: Placements, rank: int = 0) -> dict[tuple[int, ...], str]:
     """Return the axis, or the product of axes, by the ranks of its group that a rank is in.
 
-    The groups are those of the first of the placements. Where two have the same ranks, the axis
-    that is named first holds.
+    The groups are those of the first of the placements. If two groups have the same ranks, the axis
+    that is named first is returned.
     """
     found: dict[tuple[int, ...], str] = {}
     for axis in placements.axes.groups:

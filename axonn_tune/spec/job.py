@@ -87,11 +87,11 @@ class Job:
     precision
         Recipe of the products of blocks, one of `PRECISIONS`; "bf16" runs them in `dtype`.
     one_queue
-        Whether kernels of all streams wait in one queue where ranks split tensors or sequences, by
-        the GPU (`Gpu.one_queue`).
+        Whether the GPU lets kernels of all streams wait in one queue where ranks split tensors or
+        sequences (`Gpu.one_queue`).
     transposes_operands
         Whether the GPU reads the operands of low products along their rows only, so that the
-        backward pass needs transposed copies. The scenario says it of its machine.
+        backward pass needs transposed copies. The scenario takes this from its machine.
     moments
         Type in which the optimizer's two moments are stored, a key of `MOMENT_BYTES`.
     adapters
@@ -154,7 +154,7 @@ class Job:
             )
 
     def _require_trainable(self) -> None:
-        """Raise InputError if frozen parts are combined with what is not predicted beside them."""
+        """Raise InputError if frozen parts come with options that cannot be predicted with them."""
         if not self.frozen:
             return
         beside = {

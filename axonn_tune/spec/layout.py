@@ -1,4 +1,4 @@
-"""Layouts: how many ranks lie along each axis of a strategy, and in which order they count."""
+"""Layouts: the number of ranks along each axis of a strategy, and the orders of the axes."""
 
 from __future__ import annotations
 

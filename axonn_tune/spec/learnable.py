@@ -1,4 +1,4 @@
-"""The resources of a machine of which training steps tell, finer than those that users improve.
+"""The resources of a machine that are learned from steps, finer than those of `resources`.
 
 The kernels of an engine are slower than those of a benchmark, each kind by a factor of its own, and
 its host issues operations more slowly than the host on which the engine was timed.
@@ -20,7 +20,7 @@ _LARGEST_EFFICIENCY = 0.999
 
 
 def learnable(machine: Machine) -> list[Resource]:
-    """Return every resource of which steps tell: four of kernels and host, and those of links."""
+    """Return every resource that is learned: four of kernels and host, and those of links."""
     return [
         Resource(
             "matrix products",

@@ -19,7 +19,7 @@ class LearnedFactor:
     key
         Name of the resource, one of those of `spec.learnable`.
     factor
-        What was learned over what was stated; times of nuisances are divided by it.
+        Ratio of the learned to the stated amount of the resource; a nuisance is divided by it.
     stated_spread, spread
         Standard deviations of the logarithm of the factor, before and after the runs.
     """
@@ -41,10 +41,10 @@ class LearnedFactor:
 
 @dataclass(frozen=True)
 class LearnedRun:
-    """A run that was learned from, or a part of its step that a trace tells apart.
+    """A run that was learned from, or a part of its step that a trace shows separately.
 
     name
-        Text that names the run, its place in the table, its model and its layout; or the part.
+        Text that names the run, its row in the table, its model and its layout; or the part.
     measured_seconds
         Time of its step, or of the part in a step.
     stated_seconds, learned_seconds
@@ -89,7 +89,7 @@ class Learned:
     traced
         The parts of those runs' steps of which there are traces.
     scatter_freedom
-        Degrees of freedom that tell the scatter; infinite where it is not uncertain.
+        Degrees of freedom of the estimate of the scatter; infinite where it counts as exact.
     """
 
     engine: str
@@ -113,9 +113,9 @@ class Learned:
 
     @property
     def root(self) -> Array:
-        """The deviations of the factors that go together, shape (factors, factors).
+        """A square root R of the covariance, R^T R, shape (factors, factors).
 
         Each row holds the changes of all logarithms for one standard deviation of one independent
-        cause; the rows times their transpose are the covariance.
+        cause.
         """
         return np.linalg.cholesky(np.array(self.covariance)).T

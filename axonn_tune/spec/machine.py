@@ -44,7 +44,7 @@ from axonn_tune.spec.precision import FULL, PRECISIONS, PRODUCT_FORMATS, RECIPES
 # The version grows when a profile gains fields that an older axonn-tune cannot read.
 PROFILE_VERSION = 8
 ORIGINS = ("measured", "published", "fitted", "assumed")
-# What runs beside something else shares a machine with it, and is not stopped by it.
+# Kernels and collectives that run at the same time slow each other down, but not more than this.
 LARGEST_SLOWDOWN = 100.0
 # No fact of a computing centre, in its unit, is smaller: a price of a millionth, a microsecond.
 LEAST_FACT = 1e-6
@@ -564,7 +564,7 @@ class JobScript:
         Words of the command that runs a program in a container, such as ``apptainer``, ``exec``,
         ``--nv`` and the image.
 
-    A shell reads all values as they are: no variable in them is expanded.
+    The script quotes all values, so that the shell expands no variable in them.
     """
 
     sbatch: tuple[str, ...] = ()

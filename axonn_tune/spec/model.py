@@ -33,7 +33,7 @@ DENSE_SIZES = (
     "tied_embeddings",
     "parallel_block",
 )
-MOST_LAYERS = 10_000  # Each layer is looked at, and no model has a tenth of these.
+MOST_LAYERS = 10_000  # Each layer is visited, and no model has a tenth as many.
 
 
 class Product(NamedTuple):
@@ -121,7 +121,7 @@ class Model:
         Key of the config from which `seq_len` was taken, if that is the longest possible sequence
         and not the one of the training.
     not_modelled
-        What of the architecture predictions leave out.
+        Parts of the architecture that predictions leave out.
 
     Raises
     ------
@@ -278,7 +278,7 @@ class Model:
         return experts + latent_attention
 
     def special_parts(self, seq_len: int) -> list[str]:
-        """Name what GPT and Llama lack and a model has, with sequences of a length."""
+        """Name the parts of the model that GPT and Llama lack, for sequences of a length."""
         has_window = 0 < self.window < seq_len
         window = [f"a sliding window of {self.window} tokens"] if has_window else []
         norms = ["norms of queries and keys"] if self.qk_norm else []
@@ -320,7 +320,7 @@ class Model:
 
     @property
     def gate_factor(self) -> int:
-        """The width of an MLP before its activation over that after it: 2 with a gate, else 1."""
+        """The ratio of an MLP's widths before and after its activation: 2 with a gate, else 1."""
         return 2 if self.gated_mlp else 1
 
     def linears_of(self, block: Block) -> tuple[Linear, ...]:
@@ -523,13 +523,14 @@ class Model:
         """Return the FLOPs of a forward and a backward pass, without recomputation (for MFU).
 
         Every product counts 2 m n k forward and twice that backward; attention counts the
-        full (not the causal half of the) score matrix, as the published formula
-        ``96 B s l h^2 (1 + s/6h + V/16lh)`` does (Narayanan et al., SC21, eq. 3, whose
-        96 counts a recomputed forward; without it 72).
+        full (not the causal half of the) score matrix, as the published formula ``96 B s l h^2 (1 +
+        s/6h + V/16lh)`` does (Narayanan et al., SC21, eq. 3). That counts a recomputed forward
+        pass; without it, the formula is ``72 B s l h^2 (1 + s/6h + V/12lh)``.
 
-        Beside adapters no weight has a gradient, which leaves two of a weight's three products. The
-        adapters have all three. A module of multi-token prediction has a block, a projection and
-        the head's logits. Frozen layers have a forward pass only, and a frozen head no gradient.
+        With adapters the weights themselves have no gradients, which leaves two of a weight's three
+        products. The adapters have all three. A module of multi-token prediction has a block, a
+        projection and the head's logits. Frozen layers have a forward pass only, and a frozen head
+        no gradient.
         """
         forward = self._block_forward_flops(n_tokens, seq_len)
         head = self._head_flops(n_tokens)
@@ -556,7 +557,7 @@ class Model:
     ) -> float:
         """Return the FLOPs of all passes, including recomputation (for HFU).
 
-        A share of the layers may be given, if full recomputation forms only these again.
+        Full recomputation forms a share `recomputed_share` of the layers again.
 
         With ``full`` this is ``96 B s l h^2 (1 + s/6h + V/16lh)`` for a GPT with a
         4h MLP (Narayanan et al., SC21, eq. 3).

@@ -13,13 +13,13 @@ FORWARD = "forward"
 RECOMPUTE = "recompute"
 BACKWARD = "backward"
 
-# What a pass over a mixture of experts exchanges: copies of tokens, what experts form of them, and
-# the probabilities of the copies.
+# What a pass over a mixture of experts exchanges: copies of tokens, the experts' results for them,
+# and the probabilities of the copies.
 DISPATCH = "dispatch"
 COMBINE = "combine"
 PROBABILITIES = "probabilities"
 
-# How the names of operations end that serve the gradient of a weight only.
+# The ends of the names of operations that serve only the gradient of a weight.
 _OF_WEIGHT_GRADIENT = (".gemm_weight", ".bias", ".cast_again", ".transposed", ".scatter_add")
 # What happens once per step, or once per micro-step, outside the layers.
 LOSS_LOGITS = "loss.logits.all_gather"
@@ -82,7 +82,7 @@ def adapter_out(owner: str) -> str:
 
 
 def adapter_sum(owner: str) -> str:
-    """Return the name of the kernel that adds what an adapter forms to what its layer forms."""
+    """Return the name of the kernel that adds an adapter's output to that of its layer."""
     return f"{owner}.adapter_sum"
 
 
@@ -127,7 +127,7 @@ def cast(owner: str) -> str:
 
 
 def cast_again(owner: str) -> str:
-    """Return the name of the kernel that casts a layer's input for dW, which was saved uncast."""
+    """Return the name of the kernel that casts an input, which was saved uncast, for dW."""
     return f"{owner}.cast_again"
 
 
@@ -157,7 +157,7 @@ def scatter_add(owner: str) -> str:
 
 
 def over(name: str, axis: str) -> str:
-    """Return the name of a collective that goes on over another axis where an earlier one ended."""
+    """Return the name of a collective that continues an earlier one over another axis."""
     return f"{name}.{axis}"
 
 
@@ -177,7 +177,7 @@ def all_to_all(owner: str) -> str:
 
 
 def send_recv(owner: str) -> str:
-    """Return the name of the message to the next rank beside which `owner` runs."""
+    """Return the name of the message to the next rank that travels while `owner` runs."""
     return collective(owner, "send_recv")
 
 
@@ -237,5 +237,5 @@ def norm_all_reduce(axis: str) -> str:
 
 
 def over_axis(kind: str, axis: str) -> str:
-    """Return the name under which a collective is recorded whose part in the plan is not known."""
+    """Return the name under which a collective is recorded whose role in the plan is unknown."""
     return f"{kind} over {axis}"

@@ -1,11 +1,11 @@
 """The step plan: what one rank does in one training step, without any hardware.
 
-The plan follows the host program of the runtime. Operations are issued in order on
-one of two streams; an operation starts when its stream is free and everything that
-it waits for has ended. A name in ``waits_for`` means the latest operation of that
-name issued so far, so a block that repeats can wait for what the block before it
-prefetched. A collective over a group of one rank is not issued at all. Copies between GPU and
-host have a stream for each direction.
+The plan follows the host program of the runtime. Operations are issued in order, each on the
+compute stream or on a communication stream, of which there is one for each lane of links
+(`simulate.lanes`). An operation starts when its stream is free and everything that it waits for has
+ended. A name in ``waits_for`` means the latest operation of that name issued so far, so a block
+that repeats can wait for what the block before it prefetched. A collective over a group of one rank
+is not issued at all. Copies between GPU and host have a stream for each direction.
 
 Sizes are arrays of shape (C,), one entry per candidate, float64 for bytes and
 FLOPs; numbers stand for arrays that hold the same value everywhere.
@@ -39,7 +39,7 @@ RING_KINDS = ("all_gather", "reduce_scatter", "all_reduce")
 # the latest release that was measured; on Blackwell that of September 2025 is a quarter slower.
 FLASH_ATTENTION = "flash-attention"
 ATTENTION_LIBRARIES = (FLASH_ATTENTION, "cudnn", "cudnn-9.13")
-# Kernels that memory bandwidth limits, by the share of the bandwidth that they reach.
+# Kinds of kernels that memory bandwidth limits; each kind reaches a share of it.
 MEMORY_KERNELS = (
     "copy",
     "strided",
@@ -142,10 +142,11 @@ class Attention:
 
     `rate` is the rate of the kernel over the rate that the machine reaches. With a `window` each
     query attends to that many tokens, its own included; with 0 it attends to all earlier ones.
-    `n_launches` is the number of such kernels, which all have these sizes, and `library`, one of
-    `ATTENTION_LIBRARIES`, has them. A kernel that is not `masked` does the work of a causal one of
-    this length without a mask: its queries or its keys are half as many. `number_format` is that of
-    its operands; empty for the job's type. With `dropout` its kernel drops scores at random.
+    `n_launches` is the number of such kernels, which all have these sizes, and `library` names the
+    library that they come from, one of `ATTENTION_LIBRARIES`. A kernel that is not `masked` does
+    the work of a causal one of this length without a mask: its queries or its keys are half as
+    many. `number_format` is that of its operands; empty for the job's type. With `dropout` its
+    kernel drops scores at random.
     """
 
     name: str
@@ -200,8 +201,8 @@ class MemoryBound:
     n_launches
         Number of kernels of which it consists, shape (C,); each moves an equal share of the bytes.
     strided_bytes
-        Those of the bytes which kernels move that broadcast an operand or read a slice, and so
-        handle one element at a time, shape (C,); such a kernel counts as a copy of its elements.
+        Part of the bytes that is moved by kernels which broadcast an operand or read a slice, and
+        so handle one element at a time, shape (C,); such a kernel counts as a copy of its elements.
     """
 
     name: str
@@ -215,7 +216,7 @@ class MemoryBound:
 
 @dataclass(frozen=True, eq=False)
 class HostWork:
-    """Work of the host for which the device stands still.
+    """Work of the host during which the device stands still.
 
     name
         Name of the operation.
@@ -233,7 +234,7 @@ class HostWork:
 
 @dataclass(frozen=True, eq=False)
 class HostKernel:
-    """A pass of the host's cores over its memory, which bounds it; the device stands still.
+    """A pass of the host's cores over the host's memory, which bounds it; the device waits.
 
     name
         Name of the operation.
@@ -299,7 +300,7 @@ class Collective:
 
 
 Compute: TypeAlias = Gemm | Attention | MemoryBound | HostWork | HostKernel
-# What moves bytes on a lane, next to what computes.
+# Operations that move bytes on a lane, while others compute.
 Transfer: TypeAlias = Collective | HostCopy
 Operation: TypeAlias = Compute | Transfer
 Sized = TypeVar("Sized", bound=Operation)
@@ -379,7 +380,8 @@ class Stage:
     def split_backward(self) -> tuple[Part, Part]:
         """The backward pass in two: the gradients of inputs, and those of weights.
 
-        All messages belong to the first. The second is kernels that need what the rank has.
+        All messages belong to the first. The second consists of kernels that need only what the
+        rank holds.
         """
         return (
             _selected(self.backward, "input_gradients", lambda op: not _is_of_weights(op)),
@@ -425,7 +427,7 @@ class Pipeline:
         gradients. Other ranks have time to reduce gradients while they wait for the last ranks to
         end.
     syncs_at_end
-        Whether these collectives run beside nothing, so that they belong to the end of the step,
+        Whether these collectives overlap with nothing, so that they belong to the end of the step,
         shape (C,).
     transfer
         The transfer from one stage to the next.
@@ -499,9 +501,9 @@ class Pipeline:
 class StepPlan:
     """One training step: the micro-step, `n_microsteps` times, then the step's end.
 
-    Operations of one name are alike in the whole plan, so that each is priced once: kernels of one
-    name have the same sizes, and so have collectives of one name over one group. All streams are
-    idle at the end of each micro-step.
+    Each operation is priced once by its name: in the whole plan, kernels of one name have the same
+    sizes, and so have collectives of one name over one group. All streams are idle at the end of
+    each micro-step.
 
     candidates
         Candidates that the plan describes.

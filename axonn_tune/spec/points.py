@@ -23,7 +23,7 @@ from axonn_tune.spec.precision import BYTES_PER_ELEMENT, PRODUCT_FORMATS
 
 
 class _Timed:
-    """What has a time that somebody measured."""
+    """A point with a measured time."""
 
     seconds: float
 
@@ -55,8 +55,8 @@ class GemmPoint(_Timed):
 class GroupedGemmPoint(_Timed):
     """Measured equal products, `n_groups` of (m x k) times (k x n) with weights of their own.
 
-    `n_at_once` of them ran at the same time. Where `sum_bytes` are given, the results were added to
-    sums with elements of so many bytes.
+    `n_at_once` of them ran at the same time. If `sum_bytes` is not 0, the results were added to
+    sums whose elements have so many bytes.
     """
 
     n_groups: int
@@ -83,7 +83,7 @@ class AttentionPoint(_Timed):
     """One measured softmax attention over whole sequences, with a causal mask or without one.
 
     `dtype` is the format of its operands, and `library` the library of its kernel, one of
-    `ATTENTION_LIBRARIES`; empty where nobody says. With a `window` each query attended to that many
+    `ATTENTION_LIBRARIES`; empty if it is unknown. With a `window` each query attended to that many
     tokens, its own included; with 0 it attended to all earlier ones.
     """
 

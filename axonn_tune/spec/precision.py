@@ -24,7 +24,7 @@ class NumberFormat:
     nbytes
         Bytes of an element with its share of the scales.
     nearest
-        Other formats, the nearest first, whose measured products tell how fast these are.
+        Other formats, the nearest first, whose measured products stand for those of this format.
     """
 
     nbytes: float

@@ -40,7 +40,7 @@ def _walk(value: Any, prefix: str) -> Iterator[tuple[str, Quantity]]:
 
 
 def restated(before: T, after: T, restate: Callable[[Quantity, Quantity], Quantity]) -> T:
-    """Return `after` with every quantity whose value changed as `restate` makes it from both."""
+    """Return `after` with every changed quantity replaced by `restate` of its old and new one."""
     if before is after:
         return after
     if isinstance(before, Quantity) and isinstance(after, Quantity):

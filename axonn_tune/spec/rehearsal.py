@@ -1,4 +1,4 @@
-"""What one rank's program did in a step that was rehearsed on fake tensors: what, how often."""
+"""What one rank's program did in a step that was rehearsed on fake tensors, and how often."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-# What holds memory. The last one is what no other names, such as tokens.
+# What holds memory. Tensors that belong to none of the others, such as tokens, are activations.
 WEIGHTS = "weights"
 GRADIENTS = "gradients"
 OPTIMIZER_STATES = "optimizer_states"

@@ -96,7 +96,7 @@ def resources(machine: Machine) -> list[Resource]:
 
 
 def host_resources(machine: Machine) -> list[Resource]:
-    """Return the resources on which offload rests besides: the host's links, and its memory."""
+    """Return the further resources on which offload depends: the host's links and its memory."""
     host = machine.require_host()
 
     def improved(field: str) -> Callable[[float], Machine]:
@@ -137,7 +137,8 @@ def scaled(quantity: Quantity | None, factor: float) -> Quantity | None:
 def _compute_rate(machine: Machine) -> Quantity:
     """Return the number that says how fast products are, as it is known.
 
-    Where products were timed one by one, a rate that was assumed hardly counts beside them.
+    Where products were timed one by one, an assumed rate hardly matters, so that it counts as
+    measured.
     """
     rate = machine.gemm.sustained_fraction
     if rate.origin == "assumed" and machine.gemm.points:
@@ -298,7 +299,7 @@ def _changed_series(
 
 
 def _series_of(point: LinkPoint) -> tuple[object, ...]:
-    """Return what points have in common that differ in their bytes alone."""
+    """Return a key that is equal for points which differ only in their bytes."""
     return (point.kind, point.stride, point.size, point.n_rings, point.everywhere)
 
 

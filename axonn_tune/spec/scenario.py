@@ -59,7 +59,7 @@ class Scenario:
         return broken | self.strategy.rejections(self.model, self.job, placements)
 
     def planned_together(self, tables: Sequence[CandidateTable]) -> list[list[int]]:
-        """Return the numbers of the tables that one plan describes, group by group.
+        """Return the indices of the tables that one plan can describe, group by group.
 
         The candidates of each table are alike. Empty tables are left out.
         """
@@ -71,7 +71,7 @@ class Scenario:
         return list(groups.values())
 
     def planned_rows(self, table: CandidateTable) -> list[Ints]:
-        """Return the rows that one plan describes, group by group."""
+        """Return the rows that one plan can describe, group by group."""
         alike = list(table.alike())
         groups = self.planned_together([table.take(rows) for rows in alike])
         return [np.concatenate([alike[number] for number in numbers]) for numbers in groups]
@@ -135,7 +135,7 @@ class Scenario:
 
     @property
     def attention_share(self) -> float:
-        """Attention's share of the FLOPs, which the clock of the GPUs follows."""
+        """Attention's share of the FLOPs, on which the clock of the GPUs depends."""
         return self.model.attention_share(self.job.sample_len)
 
     @property
@@ -191,10 +191,10 @@ class Scenario:
 
     @property
     def kind(self) -> str:
-        """What the training of dense models in the job's type has not.
+        """What distinguishes this training from that of dense models in the job's type, in words.
 
-        That is experts, products in 8 or 4 bits, adapters or frozen parts, or several of these. The
-        text is empty where there is none.
+        This is experts, products in 8 or 4 bits, adapters or frozen parts, or several of these. The
+        text is empty if there is nothing.
         """
         tuned = "frozen parts" if self.job.frozen else ""
         tuned = tuned if self.job.adapters is None else "adapters"
@@ -206,7 +206,8 @@ class Scenario:
     def track_record_spread(self) -> float:
         """The spread of ln(predicted / published) of such predictions.
 
-        What was never compared is not trusted further than the strategy that has fared worst.
+        Predictions that were never compared are trusted like those of the strategy that has fared
+        worst.
         """
         record = self.track_record
         return self.track_records.largest_spread if record is None else record.spread

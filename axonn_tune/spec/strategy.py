@@ -41,7 +41,7 @@ class Strategy(Protocol):
 
     @property
     def sharded_by_choice(self) -> str:
-        """What replicas share beyond what the engine shards by itself; empty if it is no more."""
+        """What replicas shard beyond what the engine shards by default, in words; may be empty."""
         ...
 
     @property
@@ -97,7 +97,8 @@ class Strategy(Protocol):
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """Return, for each rule of the algorithm, which placements break it, bool of shape (P,).
 
-        It depends on their sizes alone, as does memory: other rank orders are not asked for.
+        The result depends only on the sizes of placements, as memory does, so that it is computed
+        for one rank order only.
         """
         ...
 
@@ -109,7 +110,7 @@ class Strategy(Protocol):
         ...
 
     def plan_key(self, model: Model, job: Job, table: CandidateTable) -> Hashable:
-        """Return what tables share whose candidates one plan describes.
+        """Return a key that is equal for tables whose candidates one plan can describe.
 
         The candidates of a table are alike. Those of several tables may differ in how often phases
         are repeated.
@@ -131,8 +132,8 @@ class Strategy(Protocol):
         ...
 
     def first_stage_memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
-        """Return what `memory` does of a rank in the first stage, which may not need most.
+        """Return the same as `memory` for a rank of the first stage, which may not need most.
 
-        There are programs of which rank 0 alone writes down its memory.
+        Some programs report the memory of rank 0 only.
         """
         ...

@@ -11,7 +11,7 @@ ATTENTION_BACKWARD = "attention, backward"
 OPTIMIZER = "optimizer"
 MEMORY_BOUND = "memory-bound"
 KERNELS = (PRODUCT, ATTENTION, ATTENTION_BACKWARD, OPTIMIZER, MEMORY_BOUND)
-# A collective whose kind its kernel does not tell.
+# A collective whose name does not say its kind.
 UNKNOWN_COLLECTIVE = "collective"
 
 
@@ -24,7 +24,7 @@ class TracedOperation:
     kind
         One of the kinds of kernels of this module, or the kind of a collective.
     seconds
-        Time from its begin to its end; a collective's includes the wait for other ranks.
+        Time from its start to its end; that of a collective includes the wait for other ranks.
     shape
         Sizes m, n and k of a product; empty where the trace does not say them.
     nbytes

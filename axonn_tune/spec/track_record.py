@@ -28,7 +28,8 @@ class TrackRecord:
     spread
         Root mean square of ln(predicted / published).
     kind
-        What the runs have that dense models in the job's type have not (see `Scenario.kind`).
+        What distinguishes the runs from those of dense models in the job's type (see
+        `Scenario.kind`).
     """
 
     strategy: str
@@ -97,7 +98,7 @@ class TrackRecords:
 
 
 def _nearest(of_strategy: Sequence[TrackRecord], engine: str, gpu: str) -> TrackRecord | None:
-    """Return the record of enough runs that are most alike in engine and GPU, if there are any."""
+    """Return the record of enough runs whose engine and GPU are the most similar, if any."""
     of_engine = [record for record in of_strategy if record.engine == engine]
     kinds = (
         [record for record in of_engine if record.gpu == gpu],

@@ -3,7 +3,7 @@
 An operation starts when all that it follows has ended. A kernel follows the kernel before it and
 the collectives that the plan lets it wait for. A collective follows the last kernel that was issued
 before it, the collectives that the plan lets it wait for, and the collective before it on its lane.
-So whoever plays the graph with the durations of its operations finds the predicted step.
+So playing the graph with the durations of its operations gives the predicted step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from axonn_tune.spec.measurement import HOST
 from axonn_tune.spec.plan import Collective, HostWork, Operation
 from axonn_tune.step.timeline import PlayedPart, is_launched
 
-# Places of operations in the list of a graph's nodes.
+# Indices of operations in the list of a graph's nodes.
 Places: TypeAlias = tuple[int, ...]
 
 
@@ -45,7 +45,7 @@ class Node(NamedTuple):
     start_seconds, end_seconds
         Times since the start of the step.
     follows
-        Places of the operations that end before it starts.
+        Indices of the operations that end before it starts.
     message
         What is sent or received, if the operation is a transfer between stages.
     """
@@ -116,9 +116,9 @@ class Graph:
         self._beside.clear()
 
     def _add_collective(self, event: Event, follows: Places) -> Places:
-        """Add a collective, or both directions of an exchange, and return the places.
+        """Add a collective, or both directions of an exchange, and return the indices.
 
-        To receive takes the whole time, as in a pass.
+        The receiving direction takes the whole time, as in a pass.
         """
         operation = event.operation
         if isinstance(operation, Collective) and operation.kind == "send_recv":
@@ -136,7 +136,7 @@ class Graph:
         message: Message | None = None,
         ready_seconds: float = 0.0,
     ) -> int:
-        """Add a node and return its place."""
+        """Add a node and return its index."""
         nodes = self.nodes
         start = max([ready_seconds, *(nodes[place].end_seconds for place in follows)])
         nodes.append(Node(operation, start, start + seconds, follows, message))
@@ -144,5 +144,5 @@ class Graph:
 
 
 def _distinct(*places: Iterable[int]) -> Places:
-    """Return all places once, in the order in which they are met."""
+    """Return all indices once, in the order of their first appearance."""
     return tuple(dict.fromkeys(chain(*places)))

@@ -1,4 +1,4 @@
-"""The peak memory of one rank, and how uncertain what is assumed of it makes it."""
+"""The peak memory of one rank, and how uncertain it is."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def memory_bytes(
     """Return the peak memory of one rank, and its terms, for candidates that are alike.
 
     The strategy states most terms. The machine's profile adds the fragmentation and the memory
-    that training cannot use. Terms that are offloaded take nothing. Memory is held back only as
-    long as there is more: PyTorch's allocator waits for the GPU before it fails.
+    that training cannot use. Offloaded terms take no memory of the GPU. The allocator holds memory
+    back only while there is room: PyTorch's waits for the GPU to release it before it fails.
 
     Parameters
     ----------
@@ -58,9 +58,9 @@ def memory_bytes(
 
 
 def host_memory_bytes(scenario: Scenario, table: CandidateTable) -> Array:
-    """Return what the ranks of a node take of its host's memory, for candidates that are alike.
+    """Return the bytes of the host's memory that a node's ranks take, shape (C,).
 
-    Every rank counts like the one that needs most of its GPU, shape (C,).
+    The candidates are alike. Every rank counts like the one that needs most memory of its GPU.
     """
     nbytes = np.zeros(len(table))
     if not scenario.host_terms:

@@ -25,8 +25,8 @@ def predict(
 ) -> Prediction:
     """Predict one configuration, whether it fits in memory or not.
 
-    An interval takes about ten times as long; with it the chance to be the fastest is stated, too,
-    which is 1 without rivals.
+    An interval takes about ten times as long. The prediction then also states the probability of
+    being the fastest, which is 1 without other candidates.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def predict(
 def predict_each(
     scenario: Scenario, configurations: Sequence[Configuration], with_interval: bool = False
 ) -> list[Prediction]:
-    """Predict configurations that keep the rules, each as `predict` does, all together."""
+    """Predict several configurations that keep the rules, all at once; see `predict`."""
     table = CandidateTable.of(configurations, scenario.strategy.axes)
     links = placement_links(scenario.machine, table.placements, scenario.sent_once)
     prices = KernelPrices.of(scenario)

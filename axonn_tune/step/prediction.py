@@ -32,7 +32,7 @@ class Prediction:
     memory_terms_bytes, memory_bytes
         Peak memory of one rank, by term and in all.
     host_memory_bytes
-        What the ranks of a node take of its host's memory.
+        Bytes of the host's memory that the ranks of a node take.
     paper_communication_seconds
         Communication time by AxoNN's own equations; None for layouts that are no grids.
     place

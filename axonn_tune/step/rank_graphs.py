@@ -4,11 +4,11 @@ The stages of a pipeline exchange messages. A pass that receives one needs the t
 do so; a pass that receives none needs it to send its own, as the prediction takes one transfer for
 each pass.
 
-The prediction takes it that the collectives that bring new weights and reduce gradients beside the
-passes are hidden, but for those of the first stage. So in the graphs those of any other stage are
-issued before its first and after its last pass, and nothing waits for them until all passes of
-their rank have ended. Where the first micro-batch waits for new weights in each stage, a message
-comes later by all the waits before its pass.
+The prediction assumes that collectives which gather new weights and reduce gradients during the
+passes are hidden, except those of the first stage. So the graph of any other stage issues them
+before its first and after its last pass, and nothing waits for them until all passes of their rank
+have ended. Where the first micro-batch waits for new weights in each stage, a message comes later
+by all the waits before its pass.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class _Passes:
         return Message(True, 0, downwards), Message(False, 0, upwards)
 
     def _hidden(self, direction: int, stage: int) -> Iterator[tuple[Collective, float]]:
-        """Yield the collectives of a virtual stage that the prediction takes to be hidden."""
+        """Yield the collectives of a virtual stage that the prediction assumes to be hidden."""
         if stage > 0:
             shape = self._pipeline.stage(stage, self._last + 1)
             for phase in self._player.phases(shape.passes[direction]):

@@ -66,7 +66,7 @@ _PRICED_AS = {"broadcast": "all_gather"}
 
 @dataclass(frozen=True)
 class PricedOperation:
-    """Operations that are alike, with their number and the time of all of them."""
+    """Equal operations, with their number and the time of all of them."""
 
     operation: Rehearsed
     n_calls: int
@@ -107,12 +107,12 @@ class PricedRehearsal:
 
     @property
     def hidden_step_seconds(self) -> float:
-        """The step if all runs at once that can: kernels, each group's messages, and the host."""
+        """The step time if kernels, each group's messages and the host's work all overlap."""
         return max(self.compute_seconds, self.host_seconds, *self.group_seconds.values(), 0.0)
 
     @property
     def exposed_step_seconds(self) -> float:
-        """The step if nothing is computed while a message is under way."""
+        """The step time if nothing is computed while a message is under way."""
         return max(self.compute_seconds, self.host_seconds) + self.communication_seconds
 
     @property
@@ -165,7 +165,8 @@ class _Prices:
     def _kernel_prices(self, operation: Product | FusedAttention | OtherKernel) -> KernelPrices:
         dtype = operation.dtype
         if isinstance(operation, OtherKernel):
-            # Bytes take as long in any type; a profile's first one serves for what it lacks.
+            # Bytes take equally long in any type; the profile's first type stands for one that it
+            # lacks.
             known = (*self._machine.gpu.peak_flops_per_s, *BYTES_PER_ELEMENT)
             dtype = dtype if dtype in known else known[0]
         elif dtype not in BYTES_PER_ELEMENT:
@@ -178,7 +179,7 @@ class _Prices:
 
 
 def _kernel(operation: Product | FusedAttention | OtherKernel) -> Compute:
-    """Return an operation as a step plan has it; a batch of products is one of as many rows."""
+    """Return an operation as a step plan has it; a batch of products is one with all rows."""
     if isinstance(operation, Product):
         rows = float(operation.m * operation.batch)
         return Gemm("", rows, float(operation.n), float(operation.k), operation.mode)

@@ -56,7 +56,8 @@ def deviations(scenario: Scenario, table: CandidateTable) -> tuple[Array, Array]
         Change of the logarithm of the step time for one standard deviation of each independent
         cause: a number of the profile, or numbers that were learned together.
     own_error : array, shape (C,)
-        Standard deviation that comes from products that were not timed, or what learning left.
+        Standard deviation that comes from products that were not timed, or that remained after
+        learning.
     """
     evaluator = Evaluator.of(scenario, table.compact())
     learned = scenario.learned
@@ -92,10 +93,11 @@ def student_95(freedom: float) -> float:
 def spread(scenario: Scenario, effects: Array, own_error: Array) -> Array:
     """Return the standard deviation of the logarithm of the step time, shape (C,).
 
-    It is what the profile tells or what runs show, whichever is larger. The profiles of those
-    runs are uncertain, too, so that the sum of both would count that twice. A machine that has
-    learned from runs of the engine knows how these scatter, and needs no runs of others; where few
-    tell it, normal errors of this spread have the interval of 90 % that Student's t has.
+    It is the spread that follows from the profile, or that of published runs, whichever is larger.
+    The profiles of those runs are uncertain, too, so that the sum of both would count this twice. A
+    machine that has learned from runs of the engine knows how these scatter, and needs no runs of
+    others. If there were few runs, their scatter is widened, so that a normal distribution has the
+    same interval of 90 % as Student's t.
 
     Parameters
     ----------

@@ -153,8 +153,8 @@ def drawable_microsteps(prediction: Prediction, most_operations: int) -> int:
 def whole_rounds(prediction: Prediction, n_micro: int) -> int:
     """Return a number of micro-steps that the schedule admits.
 
-    With virtual stages it is a multiple of the stages, and from both ends of a pipeline come at
-    least as many as there are stages.
+    With virtual stages it is a multiple of the number of stages, and with DualPipe of twice that
+    number.
     """
     stages = prediction.layout.n_stages
     is_dual = stages > 1 and prediction.scenario.strategy.schedule == DUALPIPE
@@ -242,7 +242,10 @@ def shortened_phases(part: Part, most_layers: int | None) -> tuple[Phase, ...]:
 
 
 def players_of(predictions: Sequence[Prediction]) -> list[Player]:
-    """Return a player of each prediction; those of one scenario that are alike share a plan."""
+    """Return a player of each prediction; candidates of one scenario that are alike share a plan.
+
+    They are alike if their stages and their recomputation are equal (`CandidateTable.alike`).
+    """
     alike: dict[tuple[int, str, int, int], list[int]] = {}
     for i, prediction in enumerate(predictions):
         configuration = prediction.configuration
@@ -365,7 +368,7 @@ class Player:
     def stage_seconds(self) -> list[float]:
         """Return how long all passes of a micro-batch take on a rank of each stage.
 
-        Transfers and waits for other ranks are not among them.
+        Transfers and waits for other ranks are not counted.
         """
         pipeline = self.plan.pipeline
         if pipeline is None:

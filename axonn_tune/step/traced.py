@@ -1,4 +1,4 @@
-"""A traced step beside its prediction: what belongs together, and what one side lacks."""
+"""A traced step beside its prediction: operations that match, and those that one side lacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from axonn_tune.step.explain import Explanation, OperationCost
 from axonn_tune.step.predict import candidate_table
 from axonn_tune.units import format_quantity
 
-# Buffers of a collective whose sizes differ by less are the same one.
+# Collectives match if the sizes of their buffers differ by at most this fraction.
 _SAME_SIZE = 0.05
 # Words of the descriptions of process groups, by axis: torch's meshes, and Megatron-Core's groups.
 _WORDS = {
@@ -75,10 +75,10 @@ class MeasuredLine:
 def beside_trace(explanation: Explanation, trace: Trace) -> tuple[MeasuredLine, ...]:
     """Return all work of a prediction and of a trace, the longest first.
 
-    Products belong together by their sizes, whichever operand is transposed; those whose sizes
-    the trace does not say, with the products that are left. Attention, the optimizer and all
-    other kernels are sums. Collectives belong together by kind, number of ranks and bytes; what is
-    left of them, by kind and number of ranks.
+    Products match by their sizes, whichever operand is transposed; traced products of unknown sizes
+    match the products that are left. Attention, the optimizer and all other kernels are added up.
+    Collectives match by kind, number of ranks and bytes; those that are left, by kind and number of
+    ranks.
     """
     compute = [op for op in explanation.operations if not op.axis and op.kind != "host"]
     traced = list(trace.operations)

@@ -1,19 +1,19 @@
 """The kernels of low-rank adapters beside frozen weights (LoRA), and what a rank holds of them.
 
 The adapter of a layer has two products, A and B (`spec.tuning.Adapters`). The ranks of a tensor
-group that split the layer split both of them, as Megatron-Bridge does (067f987d, peft/utils.py,
-`ParallelLinearAdapter`): by their columns, and A by its rows instead where the layer splits its
-input. The few hidden features between A and B are brought together, or summed. A layer whose output
-is summed takes all columns of its adapter's output, which are gathered; with sequence parallelism
-each rank then keeps its tokens.
+group that split the layer also split A and B, as Megatron-Bridge does (067f987d, peft/utils.py,
+`ParallelLinearAdapter`): both by their columns, except that A is split by its rows where the layer
+splits its input. The few hidden features between A and B are gathered, or summed. A layer whose
+output is summed needs all columns of its adapter's output, so that these are gathered; with
+sequence parallelism each rank then keeps its own tokens.
 
-With FSDP, B is instead split by its rows there, so that a rank takes its part of the hidden
-features only, and what it forms is summed with its part of the layer's output (NeMo-Automodel,
-components/distributed/parallel_styles.py, `RowwiseParallelLora`).
+With FSDP, B of such a layer is instead split by its rows. A rank then takes only its part of the
+hidden features, and its product is summed together with its part of the layer's output
+(NeMo-Automodel, components/distributed/parallel_styles.py, `RowwiseParallelLora`).
 
 On AxoNN's grid, the rows of A are split as those of the layer's weight are, and the columns of B as
 its columns. The hidden features are summed over the axis that splits the rows, and their gradient
-over the one that splits the columns. Z splits neither A nor B.
+over the axis that splits the columns. Z splits neither A nor B.
 
 Both products and all that lies between run in the job's type, whatever the precision of the layer.
 """
@@ -41,7 +41,7 @@ class AdapterShape:
     layer
         The sizes of the layer.
     rank
-        Number of hidden features, and of rows of B, that the rank's second product takes.
+        Number of hidden features that the rank's second product reads, and so of its rows of B.
     hidden
         Number of columns of A that the rank holds.
     n
@@ -49,9 +49,9 @@ class AdapterShape:
     hidden_kind, gradient_kind
         Kinds of the collectives that exchange the hidden features, and the gradient of these.
     hidden_axis, gradient_axis
-        Axes over which they do.
+        Axes over which these collectives run.
     splits_more
-        Whether ranks split the columns of B which all of them take of the layer's output.
+        Whether ranks split the columns of B although each of them needs all columns of the output.
     """
 
     layer: LinearShape
@@ -131,8 +131,9 @@ class AdapterPasses:
     def backward(self, host: HostProgram, layer: str) -> None:
         """Form the gradients of A, B and the adapter's input, if the layer has an adapter.
 
-        The gradient of the hidden features is exchanged while that of B is formed. On a grid, a
-        rank's part of it is enough for the gradient of the input, which is summed with the layer's.
+        The gradient of the hidden features is exchanged while the gradient of B is formed. On
+        AxoNN's grid the gradient of the input need not wait for this exchange: it is formed from
+        the rank's partial sum, and is itself summed together with the layer's gradient.
         """
         adapter = adapter_shape(self.shapes, layer)
         if adapter is None:
@@ -169,7 +170,7 @@ class AdapterPasses:
         return adapter.layer.output_bytes / split
 
     def _exchange(self, host: HostProgram, owner: str, adapter: AdapterShape) -> None:
-        """Bring all columns of the output together, or exchange columns for tokens."""
+        """Gather all columns of the output, or exchange columns for tokens."""
         nbytes = adapter.layer.output_bytes
         kind = "all_gather"
         if self.shapes.exchanges_adapters:
@@ -184,18 +185,18 @@ class AdapterPasses:
     def _add(self, host: HostProgram, owner: str, nbytes: Array) -> None:
         """Add the adapter's output, or the gradient of its input, to that of the layer.
 
-        A product that does so itself reads what it adds to.
+        Where a product adds its result itself, only the read of the tensor to which it adds counts.
         """
         n_passes = np.where(self._is_fused, 1.0, 3.0)
         host.memory_bound(names.adapter_sum(owner), n_passes * nbytes, "add")
 
     @property
     def _is_fused(self) -> np.ndarray:
-        """Whether products scale and add what adapters form."""
+        """Whether products themselves scale and add the adapters' outputs, shape (C,)."""
         return self.shapes.fuses_adapters & (np.asarray(self.shapes.y) == 1.0)
 
     def _drop(self, host: HostProgram, owner: str, adapter: AdapterShape) -> None:
-        """Drop elements of the adapter's input, or of its gradient, by a mask of a byte each."""
+        """Drop elements of the adapter's input or its gradient, with a mask of a byte each."""
         adapters = self.shapes.job.adapters
         if adapters is not None and adapters.dropout:
             n_passes = 2.0 + MASK_BYTES / self.shapes.element_bytes

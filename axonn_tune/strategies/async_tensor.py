@@ -4,7 +4,7 @@ torch 2.13, distributed/_symmetric_memory/__init__.py: `_pipelined_multi_all_gat
 copies a rank's own tokens to where the others read them, and `_fused_matmul_reduce_scatter_impl`
 adds the parts that have come from all ranks. The compiler joins a gather with the products that
 read it, and a sum with the one product that forms it (_inductor/fx_passes/micro_pipeline_tp.py), so
-that sums of several products' gradients stay as they are.
+that gradients to which several products contribute are summed as usual.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class AsyncTensorParallel(SequenceParallel):
         """Copy the rank's own tokens to where the others read them, and start to gather."""
         shape = self.shapes.linears[weight.layer]
         if self._overlaps_products and self._gathers_tokens(shape):
-            self._show_tokens(host, names.all_gather(weight.name), shape.gathered_input_bytes)
+            self._copy_own_part(host, names.all_gather(weight.name), shape.gathered_input_bytes)
         super().gather_input(host, weight)
 
     def sum_output(self, host: HostProgram, weight: Weight) -> None:
-        """Order what has been gathered for the gradient of a weight, or add the parts of a sum."""
+        """Reorder the gathered input that dW will read, or add the parts of a sum."""
         super().sum_output(host, weight)
         shape = self.shapes.linears[weight.layer]
         if not self._overlaps_products:
@@ -47,11 +47,11 @@ class AsyncTensorParallel(SequenceParallel):
         shape = self.shapes.linears[weight.layer]
         is_beside = self._overlaps_products and shape.linear.transposed
         if is_beside:
-            self._show_tokens(host, names.all_gather(weight.name), shape.gathered_gradient_bytes)
+            self._copy_own_part(host, names.all_gather(weight.name), shape.gathered_gradient_bytes)
         super().gather_for_gradients(host, weight)
 
     def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
-        """Order what has been gathered for the gradient of the weight, once it is there."""
+        """Start to sum dI, and reorder the gathered gradient that dW will read."""
         awaited = super().sum_input_gradient(host, weight)
         shape = self.shapes.linears[weight.layer]
         is_beside = self._overlaps_products and shape.linear.transposed
@@ -61,19 +61,19 @@ class AsyncTensorParallel(SequenceParallel):
         return awaited
 
     def _keeps_gathered(self, weight: Weight) -> bool:
-        """Return whether the gradient of the weight takes what the chain has gathered."""
+        """Return whether dW is formed from what this chain has gathered."""
         forms_again = self.shapes.recompute == "full" or self.shapes.recomputes_by_product
         chain = names.RECOMPUTE if forms_again else names.FORWARD
         return weight.chain == chain and self.shapes.job.trains(weight.layer)
 
-    def _show_tokens(self, host: HostProgram, message: str, nbytes: Size) -> None:
-        """Copy a rank's part of a message to memory that the others read."""
+    def _copy_own_part(self, host: HostProgram, message: str, nbytes: Size) -> None:
+        """Copy a rank's own part of a message to memory that the other ranks read."""
         size = self.shapes.table.size(self.shapes.y_axis)
         moved = np.where(size > 1, 2.0 * nbytes / size, 0.0)
         host.memory_bound(f"{message}.shard", moved, "copy")
 
     def _order_sequences(self, host: HostProgram, message: str, nbytes: Size) -> None:
-        """Copy what has been gathered, where the tokens of several sequences are interleaved."""
+        """Reorder what was gathered, since tokens of several sequences arrive interleaved."""
         size = self.shapes.table.size(self.shapes.y_axis)
         is_mixed = (size > 1) & (self.shapes.table.sequences_at_once > 1)
         host.memory_bound(f"{message}.copy", np.where(is_mixed, 2.0 * nbytes, 0.0), "copy")

@@ -1,4 +1,4 @@
-"""Attention of whole sequences, as every strategy runs it that does not split sequences."""
+"""Attention over whole sequences, for every strategy that does not split sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from axonn_tune.strategies.shapes import MASK_BYTES, Shapes
 
 
 def attention_name(chain: str, window: int) -> str:
-    """Return the name of a block's attention; kernels of one name are alike."""
+    """Return the name of a block's attention; attention with a window has a name of its own."""
     return names.of_layer(chain, "windowed_attention" if window else "attention")
 
 

@@ -63,7 +63,7 @@ from axonn_tune.strategies.transformer import Transformer
 
 @dataclass(frozen=True)
 class Axonn4D:
-    """The strategy with its options.
+    """The strategy with its options; `Strategy` describes the fields that are not listed here.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class Axonn4D:
 
     @property
     def sharded_by_choice(self) -> str:
-        """What replicas share: nothing, optimizer states, or gradients, too."""
+        """What replicas shard, in words: nothing, optimizer states, or gradients, too."""
         return sharded_text(self.sharded_optimizer, self.sharded_gradients)
 
     @property
@@ -170,7 +170,7 @@ class Axonn4D:
         return admits_virtual(model, job, table)
 
     def plan_key(self, model: Model, job: Job, table: CandidateTable) -> Hashable:
-        """Return what tables share whose candidates one plan describes."""
+        """Return a key that is equal for tables whose candidates one plan can describe."""
         return plan_key(self.shapes(model, job, table))
 
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
@@ -185,9 +185,9 @@ class Axonn4D:
         """Return the peak bytes of one rank by term, each of shape (C,).
 
         The peak is in the backward pass, where everything saved is still held (all layers'
-        checkpoints, or all activations), one block's activations and gradients are in work,
-        and two weights are gathered. The logits live only between forward and backward, so
-        the larger of logits and one block's working set counts.
+        checkpoints, or all activations), one block's activations and gradients are being formed,
+        and two weights are gathered. The logits live only between forward and backward, so the
+        larger of logits and one block's working set counts.
         """
         return neediest(self._memory_of_stages(model, job, table), self.engine.host_terms(job))
 
@@ -241,14 +241,15 @@ class Axonn4D:
         return AxonnCommunication(shapes, sync, self)
 
     def overlap_of(self, job: Job) -> Overlap:
-        """Return the overlaps of a job, of which an engine may not reduce gradients in buckets."""
+        """Return the job's overlaps; gradients are reduced early only if the engine does so."""
         return replace(job.overlap, grad_reduce=self.overlaps_reduction(job))
 
     def overlaps_reduction(self, job: Job) -> bool:
         """Return whether gradients are reduced over data during the last backward pass of a step.
 
         Only a program that reduces them in buckets can, and none does in a pipeline. Where
-        gradients are sharded, every backward pass has reduced them; those of adapters are few.
+        gradients are sharded, every backward pass reduces them anyway. The gradients of adapters
+        are few, and are reduced at the end of the step.
         """
         in_buckets = self.engine.axonn.reduction == BUCKETS
         is_able = in_buckets and not (self.pipelined or self.sharded_gradients)
@@ -264,7 +265,7 @@ class Axonn4D:
     def adds_gradients(self, job: Job, table: CandidateTable) -> np.ndarray:
         """Return whether gradients of micro-steps are added to sums, shape (C,).
 
-        The bundled runtime forms those of a single micro-step in fp32 where their sums belong.
+        The bundled runtime writes the fp32 gradients of a single micro-step directly into the sums.
         """
         is_fp32 = job.element_bytes == GRADIENT_BYTES
         forms_sums = (

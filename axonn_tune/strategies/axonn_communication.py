@@ -1,4 +1,4 @@
-"""The messages of AxoNN's grid, and what a step does once with what a rank stores."""
+"""The messages of AxoNN's grid: those of a micro-step, and those at the end of a step."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class AxonnCommunication(Communication):
             self.prefetch_weight(host, following)
 
     def _is_gathered(self, weight: Weight) -> bool:
-        """Return whether this use of a weight gathers it, and not an earlier one."""
+        """Return whether this use of a weight gathers it; if not, the rank has it already."""
         program = self.options.engine.axonn
         if not program.splits_over_z(weight.layer):
             return False
@@ -112,7 +112,7 @@ class AxonnCommunication(Communication):
         return not (is_at_hand or self.shapes.job.keep_gathered_weights)
 
     def _is_late(self, weight: Weight) -> bool:
-        """Return whether a weight is gathered when it is used, and not ahead: without OAG, all."""
+        """Return whether a weight is gathered only when it is used; without OAG every weight is."""
         forward = weight.chain == FORWARD
         overlap = self.shapes.job.overlap if forward else self.backward_overlap
         return not overlap.oag or self.options.engine.axonn.gathers_late(weight.name)
@@ -133,7 +133,7 @@ class AxonnCommunication(Communication):
     # Attention ---------------------------------------------------------------------------
 
     def attend(self, host: HostProgram, chain: str, window: int) -> None:
-        """Run attention, over sequences that ranks share if any do, and the copies around it."""
+        """Run attention, over shared sequences if ranks share any, and the copies around it."""
         self.options.context(self.shapes).attend(host, chain, window)
         program = self.options.engine.axonn
         copies = program.backward_copies if chain == BACKWARD else program.forward_copies
@@ -144,7 +144,7 @@ class AxonnCommunication(Communication):
     # Gradients ---------------------------------------------------------------------------
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
-        """Wait, with ORS, until at most `GRADIENTS_IN_FLIGHT` gradients will be under way."""
+        """With ORS, wait so that at most `GRADIENTS_IN_FLIGHT` gradients are under way."""
         if self.backward_overlap.ors and not self.options.engine.axonn.awaits_scatters_at_end:
             for earlier in _GRADIENTS_AWAITED_BY.get(layer, ()):
                 if self._is_split(earlier):
@@ -153,7 +153,7 @@ class AxonnCommunication(Communication):
     def send_gradient(self, host: HostProgram, layer: str) -> None:
         """Start to scatter the gradient over Z, and over data; without ORS, wait for it.
 
-        That of a weight which Z does not split stays until the end of the step.
+        The gradient of a weight that Z does not split stays until the end of the step.
         """
         if not self._is_split(layer):
             return
@@ -184,7 +184,7 @@ class AxonnCommunication(Communication):
     def embedding_starts_from_zero(self) -> Array | float:
         """1 where the embedding's gradient begins from zero, 0 where it adds to the head's.
 
-        The gradient of a shared weight can add to the head's where nothing has scattered that.
+        With tied embeddings, it can add to the head's gradient where this has not been scattered.
         """
         return self._is_scattered if self.shapes.model.tied_embeddings else 1.0
 
@@ -192,8 +192,8 @@ class AxonnCommunication(Communication):
     def _is_scattered(self) -> Array:
         """1 where the embedding's gradient is formed apart from the head's, else 0.
 
-        It is where the ranks of some group scatter each gradient that is formed, and where autograd
-        adds up the two of a weight that Z does not split.
+        It is formed apart where a group of ranks scatters each gradient as soon as it is formed,
+        and where Z does not split the weight, since autograd then adds the two gradients.
         """
         if not self._is_split("embedding"):
             return np.ones(len(self.shapes.table))
@@ -258,7 +258,7 @@ class AxonnCommunication(Communication):
 
     @property
     def _reduced_in_backward(self) -> Array | float:
-        """The number of gradients that the last backward pass reduces; all others come later."""
+        """The number of gradient elements that the last backward pass reduces."""
         if not self.options.overlaps_reduction(self.shapes.job):
             return 0.0
         of_blocks = (self.shapes.n_backward - 1) * self._block_matrices
@@ -283,7 +283,7 @@ class AxonnCommunication(Communication):
     # Once per micro-step and once per step, on what the rank stores ------------------------
 
     def _largest_stage(self) -> tuple[Array, Array]:
-        """Return `trained_parameters` of the first stage, which has most due to the embedding."""
+        """Return `trained_parameters` of the first stage; with the embedding it has the most."""
         n_layers = sum(chunk_layers(self.shapes, 0))
         is_last = self.shapes.table.n_stages == 1
         program = self.options.engine.axonn
@@ -313,9 +313,9 @@ class AxonnCommunication(Communication):
     def step_end(self, host: HostProgram) -> None:
         """Reduce the gradients over data, clip them and update the weights.
 
-        Those that a backward pass has reduced are left out; where gradients are sharded, only those
-        of vectors remain. With a sharded optimizer each replica receives its part of the gradients,
-        and the updated weights are gathered.
+        Gradients that a backward pass has reduced are left out; where gradients are sharded, only
+        those of vectors remain. With a sharded optimizer each replica receives its part of the
+        gradients, and the updated weights are gathered.
         """
         sharded, replicated = self._largest_stage()
         stored = sharded + replicated
@@ -364,8 +364,8 @@ class AxonnCommunication(Communication):
         """Clip the gradients and update the weights; return what the gathers wait for."""
         table, replicas = self.shapes.table, self.options.replicas
         is_sharded = self.options.sharded_optimizer
-        alike = (replicas, *self.options.context_axes)
-        summed_over = [axis for axis in table.placements.axes.groups if axis not in alike]
+        same_weights = (replicas, *self.options.context_axes)
+        summed_over = [axis for axis in table.placements.axes.groups if axis not in same_weights]
         if is_sharded:
             summed_over.append(replicas)
         owned = stored / table.size(replicas) if is_sharded else stored
@@ -382,7 +382,7 @@ class AxonnCommunication(Communication):
 
     @property
     def _n_replicated(self) -> int:
-        """The number of trained weights of the largest stage that Z replicates."""
+        """The number of trained weight matrices of the largest stage that Z replicates."""
         job = self.shapes.job
         if self._is_split("embedding") or not job.trains_weights:
             return 0
@@ -390,7 +390,7 @@ class AxonnCommunication(Communication):
         return vocabulary_matrices(self.shapes.model, job.trains_embedding, has_head)
 
     def _reduction_calls(self, gradient_bytes: Array) -> _ReductionCalls:
-        """Return the number of calls that sum gradients, where all have these bytes."""
+        """Return the numbers of calls that sum gradients, which take `gradient_bytes` in all."""
         model = self.shapes.model
         reduction = self.options.engine.axonn.reduction
         if reduction == BUCKETS:

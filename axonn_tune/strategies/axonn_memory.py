@@ -60,7 +60,7 @@ def held_parameters(
 ) -> tuple[Array, Array]:
     """Return what `stored_parameters` does, with the vocabulary as the program holds it.
 
-    Where Z replicates the weights of the embedding and of the head, they are with the vectors.
+    Where Z replicates the weights of the embedding and of the head, they count as replicated.
     """
     model, table = shapes.model, shapes.table
     sharded, replicated = stored_parameters(model, table, n_layers, first, last)
@@ -96,7 +96,7 @@ class _Moment(NamedTuple):
     gathered
         Bytes of gathered weights and of weight gradients that await their scatter.
     working
-        Bytes of what is in work.
+        Bytes of the tensors that are being formed.
     """
 
     gathered: Array
@@ -105,7 +105,7 @@ class _Moment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BackwardPass:
-    """The backward pass of a stage: what a rank holds beside what its blocks have saved.
+    """The backward pass of a stage: what a rank holds besides what its blocks have saved.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class BackwardPass:
     last: bool
 
     def largest_moment(self) -> dict[str, Array]:
-        """Return the terms of the moment in which gathered weights and work take most."""
+        """Return the terms of the moment at which gathered weights and working set take most."""
         moments = [*self._block_moments(), *(self._head_moments() if self.last else ())]
         one_each = np.ones(len(self.shapes.table))
         gathered = np.stack([moment.gathered * one_each for moment in moments])
@@ -159,9 +159,9 @@ class BackwardPass:
     def _block_moments(self) -> list[_Moment]:
         """Return the moments of the backward pass of the block that comes first in it.
 
-        They are the second MLP layer, whose input and its gradient are there; the activation, of
-        which a gate makes seven tensors of the MLP's size; unfused attention with the gradients of
-        its scores in fp32; and attention of split sequences with its buffers.
+        They are the second MLP layer, with its input and the gradient of that; a gated activation,
+        with seven tensors of the MLP's size; unfused attention, with the gradients of its scores in
+        fp32; and attention over split sequences, with its buffers.
         """
         shapes = self.shapes
         qkv, proj, up, down = (
@@ -194,8 +194,9 @@ class BackwardPass:
     def _held(self, weights: Sequence[Array], gradients: Sequence[Array]) -> Array:
         """Return the bytes of a weight in use, of the one gathered ahead, and of sent gradients.
 
-        They are held only where Z splits the weights. Without their overlaps, nothing is gathered
-        ahead and each gradient has gone before the next one is formed. Frozen weights have none.
+        They are held only where Z splits the weights. Without OAG nothing is gathered ahead, and
+        without ORS each gradient has gone before the next one is formed. Frozen weights have no
+        gradients.
         """
         shapes, program = self.shapes, self.program
         overlap = shapes.job.overlap
@@ -214,7 +215,7 @@ class BackwardPass:
 
 
 def gradients_awaiting_data(shapes: Shapes, program: AxonnProgram) -> Array:
-    """Return the bytes of gradients that Z has scattered and data has not, at most.
+    """Return the most bytes of gradients that are scattered over Z and not yet over data.
 
     These are two that follow one another in the backward pass (`GRADIENTS_IN_FLIGHT`).
     """

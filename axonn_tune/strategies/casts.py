@@ -1,13 +1,13 @@
-"""Casts of low precisions: what is cast, what is transposed, and what the copies take.
+"""Casts of low precisions: what is cast, what is transposed, and the bytes of the copies.
 
 The operands of the products of a block's linear layers are cast to the recipe's format
 (`spec.precision.Recipe`): a layer's input and the gradient of its output in every micro-step, its
-weight whenever it has changed or was gathered. Activations are gathered once they are cast. Other
+weight whenever it has changed or was gathered. Activations are cast before they are gathered. Other
 products and all other kernels stay in the job's type.
 
-The backward pass needs copies along the columns. They are cast from the original tensor by the
-kernel that forms the copies along the rows, or they are transposed from these: by the same kernel
-or, where ranks have gathered the tensor since, by one of its own.
+The backward pass needs copies along the columns. Either the kernel that casts the copies along the
+rows casts these, too, from the original tensor, or they are transposed from the copies along the
+rows: by the same kernel or, where ranks have gathered the tensor since, by a kernel of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AFTER_NORM = ("qkv", "q_up", "kv_up", "up")
 
 
 def kept_weight_bytes(job: Job) -> float:
-    """Return the bytes of an element's copies that a rank keeps of a weight for low products."""
+    """Return the bytes per element of the low-format copies that a rank keeps of a weight."""
     recipe = job.recipe
     return 0.0 if recipe is None else _n_weight_copies(job, recipe) * job.operand_bytes
 
@@ -65,7 +65,7 @@ class Casts:
     def n_issues_of_expert(self, layer: str, mode: str) -> float:
         """Return how many operations the host issues for an expert's product, its cast included.
 
-        The gradient that is cast for dI serves dW, too.
+        The gradient that is cast for dI is used for dW, too.
         """
         recipe = self._recipe(layer)
         is_cast_apart = recipe is not None and recipe.casts_experts_apart and mode != "TN"
@@ -122,7 +122,7 @@ class Casts:
             self._cast(host, names.cast_again(owner), tokens * shape.k, recipe.reads, 1.0)
 
     def transpose_frozen_weight(self, host: HostProgram, layer: str) -> None:
-        """Transpose a frozen weight for dI, if the backward pass reads another copy of it."""
+        """Transpose a frozen weight for dI, if the backward pass needs a transposed copy."""
         shape = self.shapes.linears[layer]
         self.transpose_frozen(host, layer, shape.k * shape.n)
 
@@ -134,7 +134,7 @@ class Casts:
         self._transpose(host, names.transposed(names.of_layer(BACKWARD, layer)), n_elements)
 
     def cast_for_attention(self, host: HostProgram, chain: str) -> None:
-        """Cast queries, keys and values, or their output's gradient, where attention is low.
+        """Cast the inputs of attention, or its output's gradient, where it runs in a low format.
 
         One copy of each is enough for attention (Transformer Engine, FusedAttnFunc).
         """
@@ -145,7 +145,10 @@ class Casts:
             self._cast(host, name, n_elements, recipe.reads, 1.0)
 
     def convert_from_attention(self, host: HostProgram, chain: str) -> None:
-        """Convert what low attention has formed, which it writes in 8 bits if scales are known."""
+        """Convert the results of low-format attention to the job's type, if it wrote 8 bits.
+
+        It does so where the recipe knows the scales beforehand.
+        """
         recipe = self.shapes.job.recipe
         if recipe is not None and self.shapes.attention_format and recipe.knows_scales:
             n_elements = self._n_inputs if chain == BACKWARD else self._n_outputs
@@ -161,7 +164,7 @@ class Casts:
 
     @property
     def _n_outputs(self) -> Array:
-        """The number of elements of what attention forms of the rank's queries."""
+        """The number of elements of attention's output for the rank's queries."""
         return self.shapes.linears["proj"].input_bytes / self.shapes.element_bytes
 
     def cast_of_experts(self, host: HostProgram, chain: str, layer: str, n_elements: Size) -> None:
@@ -202,7 +205,10 @@ class Casts:
             self._transpose(host, names.WEIGHTS_CAST, n_elements * n_missing)
 
     def _recipe(self, layer: str) -> Recipe | None:
-        """Return the recipe of a layer's products: the head's have the job's type."""
+        """Return the recipe of a layer's products; None where they run in the job's type.
+
+        The head's products always do.
+        """
         return None if layer == "head" else self.shapes.job.recipe
 
     def _split(self, is_gathered: bool) -> Size:
@@ -212,7 +218,7 @@ class Casts:
     def _n_activation_copies(self, recipe: Recipe, split: Size) -> Size:
         """Return how many copies of an input or a gradient are formed at once.
 
-        Copies along the columns are for dW, which frozen weights have not.
+        Copies along the columns are for dW, which frozen weights do not have.
         """
         if not self.shapes.job.trains_weights:
             return 1.0
@@ -221,7 +227,7 @@ class Casts:
     def _n_copies_at_once(self, recipe: Recipe, split: Size) -> Size:
         """Return how many copies the kernel that casts forms, for each candidate.
 
-        Copies that are transposed are formed where all tokens are.
+        Transposed copies are formed only once all tokens are there.
         """
         n_copies = _n_copies(self.shapes.job, recipe)
         if recipe.quantises_columns:
@@ -238,7 +244,8 @@ class Casts:
     ) -> None:
         """Read elements in the job's type, and write some copies in the recipe's format.
 
-        Without a read, one copy is there already, and the others are transposed from it.
+        If the recipe needs no read, another kernel has written one copy, from which the others are
+        transposed.
         """
         if not n_reads:
             self._transpose(host, name, n_elements * (n_copies - 1.0))

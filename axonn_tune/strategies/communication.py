@@ -1,4 +1,4 @@
-"""The seam between a transformer's kernels and a strategy: what is communicated, and when.
+"""The interface between a transformer's kernels and a strategy: what is sent, and when.
 
 `Transformer` emits the kernels of a micro-step. At every point where a strategy may have to
 bring something, sum something or wait, it calls a method of `Communication`. A strategy is a
@@ -46,8 +46,8 @@ class Communication:
     shapes : Shapes
         Sizes of everything that the rank computes.
     sync : bool
-        Whether this is the one micro-step of a step next to which updated weights are gathered
-        and gradients are reduced over replicas.
+        Whether this is the one micro-step of a step during which updated weights are gathered and
+        gradients are reduced over replicas.
     """
 
     shapes: Shapes
@@ -57,9 +57,9 @@ class Communication:
 
     @property
     def keeps_weights(self) -> bool:
-        """Whether weights stay with the rank, which casts them when they are updated.
+        """Whether weights stay with the rank, which then casts them once, after each update.
 
-        Others are cast whenever they have been gathered.
+        Weights that do not stay are cast whenever they have been gathered.
         """
         return True
 
@@ -104,7 +104,7 @@ class Communication:
         return "all_reduce"
 
     def gather_input(self, host: HostProgram, weight: Weight) -> None:
-        """Bring the input of a product together, and wait for it.
+        """Gather the input of a product, and wait for it.
 
         Called between `take_weight` and the product of the forward or the recomputed chain.
         """
@@ -150,7 +150,7 @@ class Communication:
     def bring_from_experts(
         self, host: HostProgram, chain: str, message: str, nbytes: Array
     ) -> None:
-        """Bring results, or gradients of copies, from the ranks of the experts back, and wait.
+        """Send results, or gradients of copies, back from the ranks of the experts, and wait.
 
         Called in each chain with the name of the message and the bytes that a rank receives.
         """
@@ -179,19 +179,19 @@ class Communication:
     # Backward pass of a layer ------------------------------------------------------------------
 
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
-        """Bring the output's gradient together, and start to bring the input for dW together.
+        """Gather the gradient of the output, and start to gather the input for dW.
 
         Called between `take_weight` and the product that forms dI.
         """
 
     def gather_embedding_gradient(self, host: HostProgram) -> None:
-        """Bring the gradients of the embedding's rows together where ranks have some tokens each.
+        """Gather the gradients of the embedding's rows where each rank has some of the tokens.
 
         Called in the backward pass of the embedding.
         """
 
     def n_gradient_sums(self, layer: str) -> int:
-        """Return in how many sums over ranks the gradient of a layer's input is formed.
+        """Return how many sums over ranks form the gradient of a layer's input.
 
         Called when they start.
         """
@@ -238,15 +238,15 @@ class Communication:
     def reduces_later(self) -> bool:
         """Whether gradients are reduced at the end of the next block of the backward pass.
 
-        The first block of that pass then ends in another way than those after it.
+        The first block of that pass then ends differently from the blocks after it.
         """
         return False
 
     def end_block(self, host: HostProgram, is_first: bool) -> None:
         """Start to reduce gradients of blocks; called after a block's last backward kernel.
 
-        `is_first` says whether no block came before in this backward pass; it is told only where
-        gradients are reduced later.
+        `is_first` says whether this is the first block of the backward pass; it is always false
+        unless `reduces_later`.
         """
 
     @property
@@ -262,7 +262,7 @@ class Communication:
         return self.shapes.residual_bytes
 
     def receive(self, host: HostProgram, chain: str) -> None:
-        """Bring together what the neighbouring stage has sent.
+        """Gather the parts of what the neighbouring stage has sent.
 
         Called at the start of a stage's forward pass (unless the stage has the embedding) and of
         its backward pass (unless it has the head), before `prefetch_weight`.

@@ -30,7 +30,7 @@ from axonn_tune.strategies.attention import attention_name, of_samples, whole_at
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes
 
-# The axes of the two kinds that work together.
+# The axes of `ULYSSES_RING`, which combines two kinds.
 EXCHANGE_AXIS, RING_AXIS = "ulysses", "ring"
 # Bytes that a copy moves for each byte of its result, and an addition for each byte of its sum.
 _COPY = 2.0
@@ -39,14 +39,14 @@ _ADD = 3.0
 
 @dataclass(frozen=True, eq=False)
 class ContextParallelism:
-    """One kind of context parallelism with the sizes of the candidates, which it computes with.
+    """One kind of context parallelism, for candidates of the given sizes.
 
     Attributes
     ----------
     axis
         The axis whose ranks share a sequence.
     head_split
-        Number of ranks among which the rank's attention heads have been divided before.
+        Number of ranks over which an exchange has divided the attention heads before.
     """
 
     shapes: Shapes
@@ -94,7 +94,7 @@ class ContextParallelism:
 
     @property
     def output_bytes(self) -> Array:
-        """The bytes of what attention forms of the rank's queries."""
+        """The bytes of attention's output for the rank's queries."""
         elements = self.shapes.linears["proj"].input_bytes / self.shapes.element_bytes
         return elements * self.shapes.attention_element_bytes
 
@@ -134,12 +134,12 @@ class WholeSequences(ContextParallelism):
 
     @property
     def working_bytes(self) -> Array:
-        """Nothing is sent, so that there are no buffers."""
+        """Zero bytes: nothing is sent, so that there are no buffers."""
         return np.zeros(len(self.shapes.table))
 
 
 class Ring(ContextParallelism):
-    """Keys and values travel around the ring of ranks, a step beside each step of attention.
+    """Keys and values travel around a ring of ranks while each step of attention computes.
 
     Every step does the work of a causal sequence as long as the rank's part. One of them meets the
     rank's own keys and has the mask. The others meet the first half of another rank's keys, or meet
@@ -175,7 +175,7 @@ class Ring(ContextParallelism):
             self._beside_messages(host, inner, n_inner, sent_bytes)
             host.launch(end)
             summed_bytes = self.output_bytes
-        # The last rank's steps have all of its queries, and half of the keys of another rank.
+        # Steps count as on the last rank: all of its queries meet half of another rank's keys.
         host.memory_bound(f"{name}.sum", (self.n_ranks - 1.0) * _ADD * summed_bytes, "add")
 
     def _beside_messages(
@@ -189,12 +189,12 @@ class Ring(ContextParallelism):
 
     @property
     def working_bytes(self) -> Array:
-        """The keys and values of every step, and its output: both are kept to the last step."""
+        """The bytes of all steps' keys, values and outputs, which are kept to the last step."""
         return self.is_split * (self.all_key_value_bytes + self.n_ranks * self.output_bytes)
 
 
 class AllGather(ContextParallelism):
-    """Keys and values are gathered before attention; nothing hides it."""
+    """Keys and values are gathered before attention; nothing hides the gather."""
 
     def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Gather, put the chunks in order, and run a kernel for each of the rank's two chunks.
@@ -217,7 +217,7 @@ class AllGather(ContextParallelism):
 
     @property
     def working_bytes(self) -> Array:
-        """What is gathered, its gradient, and the part of the gradient that one chunk forms."""
+        """The bytes of what is gathered, of its gradient, and of one chunk's part of this."""
         return self.is_split * 3.0 * self.all_key_value_bytes
 
 
@@ -230,7 +230,8 @@ class Ulysses(ContextParallelism):
     def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Exchange the queries, keys and values, run attention, and exchange its output.
 
-        The backward pass exchanges the output's gradient before, and the others after attention.
+        The backward pass exchanges the gradient of the output before attention, and the gradients
+        of queries, keys and values after it.
         """
         name = attention_name(chain, window)
         inputs = (("q", self.query_bytes), ("k", self.key_bytes), ("v", self.value_bytes))
@@ -241,7 +242,7 @@ class Ulysses(ContextParallelism):
         self._exchange(host, name, after)
 
     def _attend_with_part_of_heads(self, host: HostProgram, chain: str, window: int) -> None:
-        """Run attention of the tokens that the ranks have together, with the rank's heads."""
+        """Run attention over the tokens of all ranks of the group, with the rank's heads."""
         shapes = self.shapes
         kernel = self._kernel(chain, window, shapes.table.sequences_at_once, shapes.job.seq_len)
         host.launch(replace(kernel, n_heads=shapes.n_heads / self.n_ranks))
@@ -249,7 +250,7 @@ class Ulysses(ContextParallelism):
     def _exchange(
         self, host: HostProgram, name: str, tensors: Collection[tuple[str, Array]]
     ) -> None:
-        """Exchange some tensors, while the next one is packed and the one before is unpacked."""
+        """Exchange tensors; meanwhile the next one is packed and the one before unpacked."""
         for tensor, nbytes in tensors:
             copied = self.is_split * _COPY * nbytes
             host.memory_bound(f"{name}.{tensor}.pack", copied, "copy")
@@ -261,12 +262,12 @@ class Ulysses(ContextParallelism):
 
     @property
     def saved_bytes(self) -> Array:
-        """The output as attention forms it; the projection saves it again, as it reads it."""
+        """The bytes of the output before its exchange; the projection saves it after that."""
         return self.is_split * self.output_bytes
 
     @property
     def working_bytes(self) -> Array:
-        """Four copies of the three gradients on their way, and the output's before and after."""
+        """The bytes of four copies of dQ, dK and dV, and of dO before and after its exchange."""
         inputs = self.query_bytes + self.key_bytes + self.value_bytes
         return self.is_split * (4.0 * inputs + 2.0 * self.output_bytes)
 
@@ -274,8 +275,8 @@ class Ulysses(ContextParallelism):
 class UlyssesInTurn(Ulysses):
     """Tensors are exchanged one after another, and each exchange is awaited at once.
 
-    Where there are fewer KV heads than ranks these are copied before, so that each rank gets one
-    (DeepSpeed 0.19, runtime/sequence_parallel/ulysses_sp.py).
+    Where there are fewer KV heads than ranks, the heads are copied first, so that each rank gets
+    one (DeepSpeed 0.19, runtime/sequence_parallel/ulysses_sp.py).
     """
 
     @property
@@ -302,13 +303,13 @@ class UlyssesInTurn(Ulysses):
 
     @property
     def saved_bytes(self) -> Array:
-        """The output as attention forms it, and the copies of keys and values."""
+        """The bytes of the output before its exchange, and of the copies of keys and values."""
         copies = self.key_bytes + self.value_bytes - super().key_bytes - super().value_bytes
         return super().saved_bytes + self.is_split * copies
 
     @property
     def working_bytes(self) -> Array:
-        """The three gradients, the largest of them packed and received, and the output's."""
+        """The bytes of dQ, dK and dV, of dQ once packed and once received, and of dO."""
         inputs = self.query_bytes + self.key_bytes + self.value_bytes
         return self.is_split * (inputs + 2.0 * self.query_bytes + self.output_bytes)
 
@@ -331,7 +332,7 @@ class UlyssesRing(Ulysses):
 
     @property
     def working_bytes(self) -> Array:
-        """The ring's buffers beside the output's gradient before and after, or the exchange's."""
+        """The bytes of the ring's buffers and of dO twice, or, if more, of the exchange's."""
         in_ring = self._ring.working_bytes + self.is_split * 2.0 * self.output_bytes
         return np.maximum(in_ring, super().working_bytes)
 

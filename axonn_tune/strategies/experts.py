@@ -59,10 +59,11 @@ class ExpertShapes:
 
     @property
     def routed_tokens(self) -> Array:
-        """The copies of tokens that the busiest rank's experts take.
+        """The number of copies of tokens that the busiest rank's experts take.
 
         A rank that holds all experts takes the copies of its own tokens. No rank takes more than
-        all tokens of its group, each as often as it has experts for it.
+        all copies of its group's tokens, nor more than one copy of each token for each local
+        expert.
         """
         n_ranks = self.experts.n_experts / self.n_local
         largest = np.minimum(n_ranks, self.experts.n_experts / self.experts.top_k)
@@ -71,7 +72,7 @@ class ExpertShapes:
 
     @property
     def routed_bytes(self) -> Array:
-        """The bytes of these copies."""
+        """The bytes of the copies that `routed_tokens` counts."""
         model = self.shapes.model
         return self.routed_tokens * (model.hidden_size * self.shapes.element_bytes)
 
@@ -85,12 +86,12 @@ class ExpertShapes:
 
     @property
     def exchanged_bytes(self) -> Array:
-        """The full buffer of an all-to-all that takes as long as the exchange of tokens.
+        """The bytes of an all-to-all's full buffer that takes as long as the exchange of tokens.
 
-        Kernels that send tokens once pass those for the own rank on, too, of which an all-to-all
-        sends nothing. With these their measured rates are those of an all-to-all: 534 GB/s over 8
-        B200, and 462 to 557 over 8 to 36 GB200 (deepseek-ai/DeepEP 94a9f8f, README_Hybrid-EP.md,
-        bf16 with the time of the call, means of dispatch and combine).
+        An all-to-all does not send the part for the own rank, but kernels that send each token once
+        also move that part. Counted with it, their measured rates are those of an all-to-all: 534
+        GB/s over 8 B200, and 462 to 557 over 8 to 36 GB200 (deepseek-ai/DeepEP 94a9f8f,
+        README_Hybrid-EP.md, bf16 with the time of the call, means of dispatch and combine).
         """
         if not self.shapes.sends_once:
             return self.sent_bytes
@@ -104,7 +105,7 @@ class ExpertShapes:
 
     @property
     def taken_tokens(self) -> Array:
-        """The copies that the rank's experts, or its parts of them, take.
+        """The number of copies that the rank's experts, or its parts of experts, take.
 
         Ranks that share an expert all take what comes to any of them.
         """
@@ -112,7 +113,7 @@ class ExpertShapes:
 
     @property
     def taken_bytes(self) -> Array:
-        """The bytes of these copies."""
+        """The bytes of the copies that `taken_tokens` counts."""
         return self.routed_bytes * self.shapes.expert_tensor
 
     @property
@@ -166,11 +167,11 @@ class ExpertShapes:
 
     @property
     def _share_before_activation(self) -> float:
-        """The bytes of features before the activation as they are saved, over those uncast."""
+        """The ratio of the saved bytes before the activation to their bytes in the job's type."""
         return self.shapes.share_as_saved(self.shapes.memory.activation_input_bytes)
 
     def saved_of_input(self, nbytes: Array) -> Array:
-        """Return the bytes that are saved of an input of experts' products: frozen ones need none.
+        """Return the bytes saved of an input of experts' products; frozen experts save none.
 
         Parameters
         ----------
@@ -315,7 +316,7 @@ class Mixture:
         host.launch(self._grouped(layer, name, k, n, rows, "TN", sum_bytes))
 
     def _route(self, host: HostProgram, chain: str) -> None:
-        """Form each token's score for each expert, and choose; or form the gradients of this.
+        """Score all experts for each token and choose the top-k, or form the gradients of this.
 
         The gate of shared experts is one column more. The gradient of the router's input is added
         to that of the copies.
@@ -375,11 +376,11 @@ class Mixture:
         self.communication.send_to_experts(host, chain, message, self.sizes.exchanged_bytes)
 
     def _bring(self, host: HostProgram, chain: str, message: str) -> None:
-        """Bring what the experts have formed of the rank's tokens back."""
+        """Send the experts' results back to the ranks of their tokens."""
         self.communication.bring_from_experts(host, chain, message, self.sizes.exchanged_bytes)
 
     def _count(self, host: HostProgram, chain: str) -> None:
-        """Let the ranks of the experts know how many copies come, unless a kernel sends both."""
+        """Tell the experts' ranks how many copies come, unless the kernel that sends does so."""
         if not self.sizes.shapes.sends_once:
             nbytes = self.sizes.experts.n_experts * COUNT_BYTES
             self.communication.gather_counts(host, names.of_layer(chain, "counts"), nbytes)
@@ -404,7 +405,7 @@ class Mixture:
     def _add_bias(self, host: HostProgram, chain: str) -> None:
         """Add the biases of the experts' second products, or form the gradients of these.
 
-        A product cannot do so itself, since the router's weights multiply the biases, too. Where
+        A product cannot add them itself, since the router's weights multiply the biases, too. Where
         tokens are sent once, these weights are in fp32, and so are the sums.
         """
         sizes = self.sizes
@@ -422,8 +423,8 @@ class Mixture:
     def _add_first_bias(self, host: HostProgram, chain: str) -> None:
         """Add the biases of the experts' first products where these do not do so themselves.
 
-        Each expert's is added by itself, and the sums are joined; the backward pass joins the
-        gradients of the sums.
+        One kernel for each expert adds its bias, and another one joins the results; the backward
+        pass joins the gradients of the results.
         """
         sizes = self.sizes
         if not (sizes.experts.bias and sizes.shapes.adds_expert_biases):
@@ -436,7 +437,7 @@ class Mixture:
             host.memory_bound(name, 2.0 * joined_bytes, "add", sizes.n_local + 1.0)
 
     def _reduce_bias(self, host: HostProgram) -> None:
-        """Form the gradients of the biases of the experts' first products, which add them."""
+        """Form the gradients of the biases of the experts' first products."""
         if self.sizes.experts.bias and self.sizes.shapes.job.trains_weights:
             name = names.bias(names.of_layer(BACKWARD, _UP))
             host.memory_bound(name, self.sizes.up_bytes, "reduce")

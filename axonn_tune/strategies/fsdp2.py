@@ -8,8 +8,8 @@ gathered while a unit computes.
 
 Torch's allocator keeps what one stream has freed for the next tensors of that stream. Weights are
 received, and gradients reduced, in streams of their own (torch 2.13, _fully_shard/
-_fsdp_collectives.py, foreach_all_gather and foreach_reduce), so that what is reserved holds the
-largest amount of each.
+_fsdp_collectives.py, foreach_all_gather and foreach_reduce), so that the reserved memory has room
+for the largest amount of each stream.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from axonn_tune.strategies.optimizer import N_MOMENTS
 from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.units import GatherUnit
 
-# The backward pass of torch's loss holds the logarithm of the softmax, its gradient and that of the
-# logits, which are gone by then.
+# The backward pass of torch's loss holds three tensors of the size of the logits: the logarithm of
+# the softmax, its gradient and the gradient of the logits. The logits themselves are freed by then.
 _TENSORS_OF_LOSS = 3.0
 
 
@@ -39,11 +39,12 @@ class Kept(NamedTuple):
     shards
         Group whose ranks share what is stored, apart from experts.
     stored_element_bytes
-        Bytes of an element of what it stores of trained weights: these, gradients and moments.
+        Bytes of an element of the stored trained weights, of their gradients and of the moments.
     blocks
         Whether blocks stay gathered from their forward to their backward pass.
     gradients
-        Whether whole gradients stay for all micro-steps of a step, and weights that are kept, too.
+        Whether unsharded gradients stay through all micro-steps of a step, and with them the
+        weights that are kept.
     """
 
     shards: str
@@ -62,7 +63,7 @@ class _Moment(NamedTuple):
     gathered
         Elements of whole weights, and of whole gradients, that are held.
     working
-        Bytes of what is in work, besides what the other blocks have saved.
+        Bytes of the tensors that are being formed, besides what the other blocks have saved.
     """
 
     n_done: int
@@ -78,10 +79,12 @@ def fsdp2_memory(
     kept: Kept,
     attention_buffers: Array,
 ) -> dict[str, Array]:
-    """Return the bytes by term, each of shape (C,), of the root and the units of a block.
+    """Return the peak bytes of a rank by term, each of shape (C,).
 
     Parameters
     ----------
+    units : sequence of GatherUnit
+        The root (embedding, final norm and head), then the units of a block.
     attention_buffers : array, shape (C,)
         Bytes of the buffers in which attention of one block receives what other ranks send.
     """
@@ -125,7 +128,7 @@ def fsdp2_stage_memory(
 ) -> dict[str, Array]:
     """Return the bytes by term, each of shape (C,), of a stage of a pipeline.
 
-    Its weights stay whole, and so do its gradients until all are reduced behind the last backward
+    Its weights stay whole, and so do its gradients until all are reduced after the last backward
     pass.
 
     Parameters
@@ -133,7 +136,7 @@ def fsdp2_stage_memory(
     units : sequence of GatherUnit
         Units of the stage.
     attention_buffers : array, shape (C,)
-        Bytes of attention's buffers, which `fsdp2_memory` takes, too.
+        Bytes of attention's buffers, as in `fsdp2_memory`.
     n_held : array, shape (C,)
         Number of layers whose activations are held at once.
     last : bool
@@ -200,18 +203,18 @@ def _stored_bytes(
 
 
 def _shard_bytes(shapes: Shapes, unit: GatherUnit, kept: Kept, nbytes: Size) -> Array:
-    """Return what a rank has of the bytes of a unit that its ranks share."""
+    """Return the bytes of a rank's shard of a unit of `nbytes`, shape (C,)."""
     return nbytes / shapes.table.size(unit.sharded_over or kept.shards)
 
 
 def _is_copied(shapes: Shapes, unit: GatherUnit, kept: Kept) -> np.ndarray:
-    """Return whether a rank works with other copies of a unit than those that it stores."""
+    """Return whether a rank computes with a gathered or cast copy of a unit, shape (C,)."""
     is_cast = kept.stored_element_bytes != shapes.element_bytes
     return is_cast | (shapes.table.size(unit.sharded_over or kept.shards) > 1)
 
 
 class _Block(NamedTuple):
-    """What a mean block holds, and what the kind of block takes in work that takes most.
+    """What a block holds on average, and the most that a kind of block needs to compute.
 
     parameters, trained
         Number of its parameters that a rank gathers or casts, and of those that are trained.
@@ -220,7 +223,7 @@ class _Block(NamedTuple):
     saved
         Bytes that it saves.
     in_activation
-        Bytes in work in the activation, besides what it has saved.
+        Bytes that are being formed in the activation, besides what the block has saved.
     """
 
     parameters: Size
@@ -233,7 +236,7 @@ class _Block(NamedTuple):
     def of(
         cls, shapes: Shapes, units: Sequence[GatherUnit], program: ZeroProgram, kept: Kept
     ) -> _Block:
-        """Return what the blocks hold whose weights are in some units."""
+        """Return the sizes of the blocks whose weights are in the given units."""
         saved = in_activation = gradient_bytes = np.zeros(len(shapes.table))
         layers = shapes.backward_layers(range(shapes.model.n_layers))
         counts = shapes.model.counts(layers)
@@ -284,11 +287,11 @@ def _gradient_bytes(
 ) -> Array:
     """Return the bytes of the sharded gradients of earlier micro-steps, and of new ones.
 
-    What replicas have summed is in the type of the messages, and it is kept until the backward pass
-    ends: next to the gradients in the stored type to which it is converted, or to which it is added
-    where every micro-step sums over the replicas. Otherwise earlier micro-steps leave their sums in
-    the type of the messages. (torch 2.13, distributed/fsdp/_fully_shard, foreach_reduce and
-    finalize_backward.)
+    Sums over replicas have the type of the messages, and they are kept until the backward pass
+    ends. The gradients in the stored type are kept next to them: the sums are converted to that
+    type, or added where every micro-step sums over the replicas. If only the last micro-step does,
+    earlier ones leave their sums in the type of the messages. (torch 2.13,
+    distributed/fsdp/_fully_shard, foreach_reduce and finalize_backward.)
 
     Parameters
     ----------
@@ -314,8 +317,8 @@ def _gradient_bytes(
 
 def _saved_by_block(shapes: Shapes, block: Block, program: ZeroProgram) -> Array:
     """Return the bytes that a kind of block saves if nothing is recomputed."""
-    # Norms' outputs are saved as they were gathered over a tensor group; beside frozen weights they
-    # are counted so in any case.
+    # The outputs of norms are saved after the gather over a tensor group; `norm_output_bytes`
+    # counts them so already where weights are frozen.
     n_parts = shapes.y if shapes.job.trains_weights else 1.0
     norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes * n_parts
     inner_bytes = shapes.inner_bytes
@@ -346,9 +349,10 @@ def _saved_beside_products(shapes: Shapes, runs_eagerly: bool) -> Array:
 def _kept_by_eager_kernels(shapes: Shapes, block: Block, program: ZeroProgram) -> Array:
     """Return the bytes that a kind of block saves because its kernels are not fused.
 
-    Rotated queries and keys are stored next to what they were where values share a tensor with
-    these, and then attention's output lies in the order of the queries; grouped queries are copied,
-    or keys and values for them; a gate is stored before it is applied.
+    With rotary positions, attention's output is also stored in another order, rotated queries and
+    keys are stored next to the unrotated ones if these share a tensor with the values, and keys and
+    values are copied for their query heads if the engine does so. Without them, grouped queries are
+    copied. A gate's output is stored before it is applied.
     """
     model = shapes.model
     query_bytes = shapes.linears["proj"].input_bytes
@@ -384,7 +388,7 @@ def _moments(
     logits_bytes = shapes.logits * shapes.element_bytes
     of_loss = _loss_bytes(shapes)
     head = _gradient_elements(shapes, "head")
-    # Elements of the job's type that are as large as an element of a message.
+    # The size of an element of a message, in elements of the job's type.
     per_element = program.message_bytes(shapes.element_bytes) / shapes.element_bytes
     # The message of the micro-step before, until the first block sends its own.
     message = accumulates * root.trained * per_element
@@ -409,8 +413,8 @@ def _moments(
             logits_bytes + 2.0 * head_input,
         ),
     ]
-    telling = {0, min(1, n_layers - 1), max(n_layers - 2, 0), n_layers - 1}
-    for n_done in sorted(telling):
+    ends = {0, min(1, n_layers - 1), max(n_layers - 2, 0), n_layers - 1}
+    for n_done in sorted(ends):
         is_last = n_done == n_layers - 1
         sent = block.trained * per_element if n_done else message
         n_gathered = max(1 if is_last else 2, n_kept if kept.gradients else n_kept - n_done)
@@ -426,26 +430,26 @@ def _moments(
 
 
 def _loss_bytes(shapes: Shapes) -> Array:
-    """Return the bytes of what the loss forms of the logits."""
+    """Return the bytes of the tensors that the loss forms from the logits."""
     whole = value_or(shapes.memory.logit_bytes, _TENSORS_OF_LOSS * shapes.element_bytes)
     split = value_or(shapes.memory.split_logit_bytes, whole)
     return shapes.loss_logits * np.where(shapes.y > 1, split, whole)
 
 
 def _at_end_of_block(shapes: Shapes, attention_buffers: Array) -> Array:
-    """Return the bytes in work where the backward pass of a block ends, beside its gradients."""
+    """Return the working bytes at the end of a block's backward pass, without its gradients."""
     return 3.0 * shapes.residual_bytes + _attended_bytes(shapes) + attention_buffers
 
 
 def _attended_bytes(shapes: Shapes) -> Size:
-    """Return the bytes of queries, keys and values, or of what latent attention forms of them."""
+    """Return the bytes of queries, keys and values, or those that latent attention forms."""
     if shapes.model.latent_attention is not None:
         return shapes.up_projected_bytes
     return shapes.linears["qkv"].output_bytes
 
 
 def _gradient_elements(shapes: Shapes, layer: str) -> Size:
-    """Return the elements of the gradients that a layer forms: its weight's, or its adapter's."""
+    """Return the elements of a layer's weight gradient, or of its adapter's gradients."""
     if shapes.job.trains(layer):
         return shapes.linears[layer].weight_bytes / shapes.element_bytes
     adapter = adapter_shape(shapes, layer)

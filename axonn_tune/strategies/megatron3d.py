@@ -7,10 +7,10 @@ parallelism, selective recomputation, activation memory); Megatron Core for what
 
 The attention heads and the MLP's hidden units are split over the tensor group; between these
 the residual stream is replicated, or with sequence parallelism split by tokens. Context
-parallelism splits the sequence for everything; `context` has what attention then needs. The
-experts of a mixture are spread over ranks of the tensor, context and data groups, whatever these
-are (Liu et al., arXiv 2504.14960, parallel folding). Each expert is whole, or split over the tensor
-group as the MLP is (--expert-tensor-parallel-size).
+parallelism splits the sequence for everything; `context` has what attention then needs. The experts
+of a mixture are spread over the ranks of the tensor, context and data groups taken together (Liu et
+al., arXiv 2504.14960, parallel folding). Each expert is whole, or split over the tensor group as
+the MLP is (--expert-tensor-parallel-size).
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ _MASTERS_IN_OPTIMIZER = (FULL, "fp8-delayed")
 class Megatron3D:
     """The strategy with its options, which are Megatron-LM's flags.
 
+    `Strategy` describes the fields that are not listed here.
+
     Attributes
     ----------
     sequence_parallel
@@ -104,18 +106,18 @@ class Megatron3D:
         Whether tokens travel to and from experts while another micro-batch computes
         (--overlap-moe-expert-parallel-comm).
     overlaps_tensor
-        Whether tokens travel within the tensor group, in as many parts as it has ranks, beside the
-        products that take or form them (--tp-comm-overlap); only with sequence parallelism.
+        Whether tokens travel within the tensor group while the products that read or form them run,
+        in as many parts as the group has ranks (--tp-comm-overlap); only with sequence parallelism.
     exchanges_adapters
-        Whether the output of an adapter is exchanged, columns for tokens, and not gathered
-        (Megatron-Bridge's a2a_experimental).
+        Whether an all-to-all exchanges columns of an adapter's output for tokens, instead of a
+        gather (Megatron-Bridge's a2a_experimental).
     schedule
         In which order the ranks of a pipeline run their passes, one of `SCHEDULES`.
     stage_layout
         Layers of each virtual stage, as in `spec.stage_layout`; empty where they follow from the
         number of stages (--pipeline-model-parallel-layout).
     low_weights
-        Whether weights of low products are stored and gathered in their format only
+        Whether weights of low-precision products are stored and gathered in the low format only
         (--fp8-param-gather, --fp4-param-gather).
     shards_gradients
         Whether sums of gradients are sharded with the optimizer states, so that every micro-step
@@ -148,7 +150,7 @@ class Megatron3D:
 
     @property
     def sharded_by_choice(self) -> str:
-        """What replicas share beyond the engine's distributed optimizer, if it has one."""
+        """What replicas shard beyond what the engine shards by default, in words."""
         is_usual = self.distributed_optimizer == self.engine.megatron.distributed_optimizer
         return sharded_text(self.distributed_optimizer and not is_usual, self.shards_gradients)
 
@@ -233,7 +235,7 @@ class Megatron3D:
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
         """Return which candidates have virtual stages and micro-batches for their schedule.
 
-        Stages with equal products are cut into none.
+        Stages that are balanced by their products have no virtual stages.
         """
         if self.engine.megatron.balances_stages and table.common_n_virtual > 1:
             return np.zeros(len(table), dtype=bool)
@@ -242,9 +244,10 @@ class Megatron3D:
         return has_stages & admits_schedule(self.schedule, job, table)
 
     def plan_key(self, model: Model, job: Job, table: CandidateTable) -> Hashable:
-        """Return what tables share whose candidates one plan describes.
+        """Return a key that is equal for tables whose candidates one plan can describe.
 
-        Virtual stages depend on nothing but how many there are, unless they are balanced or named.
+        One end of the step is valid for several numbers of stages, unless the stages are balanced
+        or laid out explicitly.
         """
         joins_stages = not (self.engine.megatron.balances_stages or self.stage_layout)
         return plan_key(self.shapes(model, job, table), joins_stages)
@@ -267,17 +270,17 @@ class Megatron3D:
 
     @property
     def _without_overlap(self) -> Megatron3D:
-        """The same strategy, in which the same buckets travel after all micro-steps."""
+        """The same strategy, except that the buckets travel after all micro-steps."""
         program = replace(self.engine.megatron, buckets_without_overlap=True)
         engine = replace(self.engine, megatron=program)
         return replace(self, overlap_grad_reduce=False, engine=engine)
 
     def _syncs_at_end(self, job: Job, table: CandidateTable) -> np.ndarray:
-        """Return whether gathers of weights and reductions of gradients run beside nothing.
+        """Return whether gathers of weights and reductions of gradients overlap with nothing.
 
         Where kernels wait in one queue, a rank with virtual stages takes as long as if these ran
-        after its passes: so do NeMo's steps on H100, and Llama 3.1 405B on up to 8,192 of them. The
-        buckets of a virtual stage are issued at once (schedules.py, grad_sync_func and
+        after its passes. This holds for NeMo's steps on H100, and for Llama 3.1 405B on up to 8,192
+        of them. The buckets of a virtual stage are issued at once (schedules.py, grad_sync_func and
         param_sync_func), and each holds up the kernels behind it until the bucket before it has
         come (core/distributed/distributed_data_parallel.py).
         """
@@ -285,7 +288,7 @@ class Megatron3D:
         return self.has_one_queue(job.one_queue, n_split) & (table.n_virtual > 1)
 
     def _sends_beside(self, job: Job, table: CandidateTable) -> np.ndarray:
-        """Return whether results travel to the next stage beside the passes, shape (C,).
+        """Return whether results travel to the next stage while passes compute, shape (C,).
 
         They do so where a rank has several stages, and not where its kernels wait in one queue.
         """
@@ -302,7 +305,7 @@ class Megatron3D:
         """Return whether the kernels of all streams wait in one queue, shape (C,).
 
         `gpu_has_one` is `Gpu.one_queue`, and `n_split` the number of ranks along `split_axes`.
-        Where exchanges of experts run beside another micro-batch there are several, too
+        Where exchanges of experts overlap with another micro-batch, there are several queues
         (Megatron-Bridge v0.4.0, scripts/performance/perf_plugins.py,
         _set_num_cuda_device_max_connections).
         """
@@ -363,7 +366,7 @@ class Megatron3D:
         return MegatronCommunication(shapes, sync, self)
 
     def overlap_of(self, job: Job) -> Overlap:
-        """Return whether gradients are reduced beside computation; no overlap of AxoNN exists."""
+        """Return the overlaps: only reductions of gradients can overlap with computation."""
         return Overlap(False, False, False, grad_reduce=self.overlaps_reduction(job))
 
     def overlaps_reduction(self, job: Job) -> bool:
@@ -380,7 +383,7 @@ class Megatron3D:
     def states(self, job: Job) -> States:
         """Return what the optimizer keeps of each parameter.
 
-        An engine may keep of each fp32 master weight only what the weight in bf16 lacks.
+        An engine may keep only those 16 bits of each fp32 master weight that the bf16 weight lacks.
         """
         states = states_of(job, self.engine.low_states)
         is_in_bf16 = job.precision in _MASTERS_IN_OPTIMIZER and not self.stores_low_weights(job)
@@ -458,9 +461,9 @@ class Megatron3D:
     def _held_back(self, shapes: Shapes, n_layers: int) -> dict[str, Array]:
         """Return the bytes that the allocator holds back; no term where no engine says so.
 
-        Each pass of a layer reduces and scatters two tensors. At the end of a forward pass those of
-        the backward pass before it count, too. Between the stages of a pipeline the host waits for
-        shapes, and is never far ahead.
+        Each pass of a layer reduces and scatters two tensors. At the end of a forward pass, the
+        tensors of the preceding backward pass count, too. Between the stages of a pipeline the host
+        waits for shapes, and is never far ahead.
         """
         most = self.engine.memory.held_back_tensors
         table = shapes.table
@@ -471,10 +474,10 @@ class Megatron3D:
         return {HELD_BACK: n_tensors * shapes.stream_bytes * (table.size("tensor") > 1)}
 
     def owned_share(self, shapes: Shapes, stored: Array, experts: Size) -> Array:
-        """Return of how many parameters a rank holds the states with a distributed optimizer.
+        """Return the number of parameters whose optimizer states a rank holds if they are sharded.
 
-        Replicas of the rank share all states but those of experts, and ranks that hold the same
-        experts share these.
+        The states of experts are sharded over the ranks that hold the same experts, and all other
+        states over the replicas of the rank.
         """
         of_others = stored / shapes.table.size(self.replicas)
         if not self.has_experts:
@@ -485,7 +488,7 @@ class Megatron3D:
 def megatron_of(
     engine: Engine, n_virtual: Sequence[int] = (1, 2, 4), **options: bool | str | None
 ) -> Megatron3D:
-    """Return the strategy as an engine runs it, with the options that are given and not None."""
+    """Return the strategy as an engine runs it, with those options that are not None."""
     given = {name: value for name, value in options.items() if value is not None}
     names = [item.name for item in fields(engine.megatron) if hasattr(Megatron3D, item.name)]
     usual = {name: getattr(engine.megatron, name) for name in names}

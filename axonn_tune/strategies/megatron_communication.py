@@ -1,4 +1,4 @@
-"""The messages of Megatron-LM, and what a step does once with what a rank stores."""
+"""The messages of Megatron-LM: those of a micro-step, and those at the end of a step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _UPDATED_EXPERTS = "weights.experts.all_gather"
 _BLOCK_GRADIENTS = "gradient.block.reduce"
 _HEAD_GRADIENT = "gradient.head.reduce"
 _EXPERT_GRADIENTS = "gradient.experts.reduce"
-# The exchanges that end before another one begins; probabilities travel with a dispatch.
+# The exchanges that must end before another one begins; probabilities travel with a dispatch.
 _EXCHANGED_BEFORE = {
     DISPATCH: (COMBINE,),
     PROBABILITIES: (COMBINE,),
@@ -71,13 +71,13 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _overlaps_products(self) -> bool:
-        """Whether products begin with the first part of what the tensor group sends for them."""
+        """Whether products begin as soon as the first part of their message has come."""
         return self.options.overlaps_tensor and self._splits_tokens
 
     def _awaits_all_tokens(self, layer: str) -> bool:
         """Return whether an adapter beside a product reads all tokens, too.
 
-        They are brought together before both products then (tp_comm_overlap_disable_qkv of NVIDIA's
+        All tokens are then gathered before both products (tp_comm_overlap_disable_qkv of NVIDIA's
         LoRA in MLPerf v4.1 to v5.1; without it, the adapter gathers them itself: Megatron-Bridge
         067f987d, peft/utils.py).
         """
@@ -103,9 +103,9 @@ class MegatronCommunication(SequenceParallel):
             host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
-        """Wait for the gathered input; where gradients are sharded, for those of another block.
+        """Wait for the gathered input and, if gradients are sharded, for the last reduction.
 
-        A rank then holds the whole gradients of two blocks at most.
+        A rank thus holds the whole gradients of at most two blocks.
         """
         shape = self.shapes.linears.get(layer)
         if shape is not None and self._gathers_tokens(shape):
@@ -118,7 +118,7 @@ class MegatronCommunication(SequenceParallel):
     # Experts ---------------------------------------------------------------------------------
 
     def send_to_experts(self, host: HostProgram, chain: str, message: str, nbytes: Array) -> None:
-        """Exchange within the group that holds all experts, then gather what parts of one take."""
+        """Exchange tokens in the group of experts, then gather them for the parts of an expert."""
         self._exchange(host, chain, message, nbytes)
         if self.options.splits_experts:
             self._share(host, chain, message, nbytes, "all_gather")
@@ -126,7 +126,7 @@ class MegatronCommunication(SequenceParallel):
     def bring_from_experts(
         self, host: HostProgram, chain: str, message: str, nbytes: Array
     ) -> None:
-        """Sum what parts of an expert have formed, then exchange within the group of experts."""
+        """Sum the results of an expert's parts, then exchange in the group of experts."""
         if self.options.splits_experts:
             self._share(host, chain, message, nbytes, "reduce_scatter")
         self._exchange(host, chain, message, nbytes)
@@ -151,12 +151,12 @@ class MegatronCommunication(SequenceParallel):
     def _exchange(self, host: HostProgram, chain: str, message: str, nbytes: Array) -> None:
         """Exchange tokens within the group of experts, and wait for them.
 
-        Beside another micro-batch, which is in its other pass, an exchange may take as long as that
-        one's attention, or its experts: a forward pass sends the one's tokens while the other's
-        gradients are formed (Megatron-Core, core/models/common/model_chunk_schedule_plan.py at
-        01cf4fb5; DualPipe does the same, arXiv 2412.19437, section 3.2.1). Both passes exchange as
-        much, so that the computation up to a pass's own next exchange stands for that of the other.
-        What is recomputed runs alone.
+        With overlap, two micro-batches run together, one in its forward and one in its backward
+        pass: while one exchanges tokens, the other computes attention or experts (Megatron-Core,
+        core/models/common/model_chunk_schedule_plan.py at 01cf4fb5; DualPipe does the same, arXiv
+        2412.19437, section 3.2.1). Both passes exchange equally much. So the computation of the
+        same pass up to its next exchange stands here for the computation of the other micro-batch.
+        Exchanges that are recomputed do not overlap.
         """
         if not self.options.has_experts:
             return
@@ -260,7 +260,8 @@ class MegatronCommunication(SequenceParallel):
         """Start to gather updated weights of the next block with a block's first weight.
 
         There are as many gathers as blocks: the gather in the last block stands for the gather of
-        the first block's weights. Those of blocks that are not frozen are spread over all blocks.
+        the first block's weights. If some blocks are frozen, the bytes of the others are spread
+        over all gathers.
         """
         first_layer = self.shapes.model.attention_linears[0].name
         if self._gathers_updated and weight == Weight(FORWARD, first_layer):
@@ -318,7 +319,9 @@ class MegatronCommunication(SequenceParallel):
         axis: str = "",
         after: tuple[str, ...] = (),
     ) -> None:
-        """Start a collective over replicas, or another axis, in buckets, after some copies.
+        """Start a collective over replicas, or over another axis, in buckets.
+
+        It waits for the copies that `after` names.
 
         At the end of a step a rank has the buckets of all its virtual stages: one for each, and
         more for the first, whose communication few passes could hide (Megatron-LM at d98e8a64,
@@ -364,7 +367,7 @@ class MegatronCommunication(SequenceParallel):
         element_bytes: Size,
         after: tuple[str, ...] = (),
     ) -> None:
-        """Start the same over the ranks that hold the same experts, where there are any."""
+        """Do as `_over_replicas` over the ranks that hold the same experts, if there are any."""
         if self.options.has_experts:
             axis = EXPERT_REPLICAS
             self._over_replicas(host, name, kind, n_elements, element_bytes, axis, after)
@@ -390,17 +393,17 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _block_parameters(self) -> Array:
-        """The number of trained parameters besides experts that a rank stores of a mean block."""
+        """The number of parameters besides experts that a rank trains in a block on average."""
         return self._in_mean_block[0]
 
     @property
     def _block_experts(self) -> Array:
-        """The number of experts' parameters that a rank trains of a block on the average."""
+        """The number of experts' parameters that a rank trains in a block on average."""
         return self._in_mean_block[1]
 
     @property
     def _in_mean_block(self) -> tuple[Array, Array]:
-        """Both numbers for the mean of the blocks that have a backward pass."""
+        """Both numbers, averaged over the blocks that have a backward pass."""
         layers = range(self.shapes.model.n_layers)
         dense, experts = trained_parameters(self.shapes, layers, False, False)
         return dense / self.shapes.n_backward, experts / self.shapes.n_backward
@@ -419,12 +422,12 @@ class MegatronCommunication(SequenceParallel):
         shapes = self.shapes
         table = shapes.table
         result = np.zeros(len(table))
-        first_rows, alike = distinct(table.stages, table.n_virtual)
+        first_rows, kinds = distinct(table.stages, table.n_virtual)
         for number, row in enumerate(first_rows.tolist()):
             one = table.take(slice(row, row + 1))
             layers = shapes.backward_layers(layers_of_stage(shapes, 0, one))
             layers = [*layers, *module_layers(shapes, one.n_stages == 1)]
-            result = np.where(alike == number, quantity(layers), result)
+            result = np.where(kinds == number, quantity(layers), result)
         return result
 
     @cached_property
@@ -477,7 +480,7 @@ class MegatronCommunication(SequenceParallel):
         if self.options.engine.megatron.autocasts:
             self._autocast(host, stored / self.shapes.table.n_virtual)
             return
-        # Gradients of which each replica sums a shard are converted only.
+        # Sharded gradients are only converted here; `_add_shards` adds them.
         n_passes = 2.0 - self._shares_gradients
         nbytes = stored * (self.shapes.element_bytes + n_passes * self._gradient_bytes)
         nbytes = nbytes / self.shapes.table.n_virtual
@@ -553,7 +556,7 @@ class MegatronCommunication(SequenceParallel):
         return trains_weights * self._of_first_stage(partial(stored_matrices, self.shapes))
 
     def _sum_replicated(self, host: HostProgram) -> None:
-        """Sum the gradients of what several ranks have: the embedding's copies, and norms."""
+        """Sum the gradients of copies of the embedding, and of norms that ranks share."""
         shapes = self.shapes
         has_copy = shapes.model.tied_embeddings or shapes.job.mtp_modules > 0
         if has_copy and not self._has_head:
@@ -623,7 +626,7 @@ class MegatronCommunication(SequenceParallel):
         return np.where(self._has_replicas & has_buffers, 3.0, 1.0)
 
     def _view_parts(self, host: HostProgram) -> None:
-        """Let the host handle each replica's part of each weight, where the engine does."""
+        """Let the host make a view of each replica's part of each weight, if the engine does."""
         view_seconds = self.options.engine.megatron.view_seconds
         if view_seconds is None:
             return

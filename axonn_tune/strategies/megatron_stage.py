@@ -22,9 +22,10 @@ from axonn_tune.strategies.shapes import MASK_BYTES, Shapes, stage_parameters
 def held_by_blocks(
     shapes: Shapes, layers: Sequence[int], last: bool, context: ContextParallelism
 ) -> tuple[Array, Array]:
-    """Return what a block saves on the average, and what is in work at the peak, shape (C,) each.
+    """Return the bytes that a block saves on average, and the working set, shape (C,) each.
 
-    A block that is recomputed as a whole saves its input; partial recomputation counts elsewhere.
+    A block that is recomputed as a whole saves its input; `Shapes.saved_by_layers` counts partial
+    recomputation.
     """
     counts = shapes.model.counts(layers)
     total = np.zeros(len(shapes.table))
@@ -46,7 +47,7 @@ def held_by_blocks(
 
 
 def _mlp_bytes(shapes: Shapes, block: Block) -> Array:
-    """Return the bytes of gradients in work in a block's MLP, or in its experts, at the peak.
+    """Return the peak bytes of the gradients in a block's MLP, or in its experts.
 
     Beside the gradient of the residual stream these are the gradients before and after the
     activation, or later the one before it with that of the MLP's input.
@@ -93,14 +94,14 @@ def _saved_without_scores(shapes: Shapes, block: Block) -> Array:
 def saved_by_module(shapes: Shapes) -> Array:
     """Return the bytes that a module of multi-token prediction saves besides its block.
 
-    These are the inputs of its three norms, what two of them form and it joins, and the output of
-    the third.
+    These are the inputs of its three norms, the outputs of two of them, which are joined, and the
+    output of the third.
     """
     return shapes.residual_bytes * (4.0 + 2.0 * shapes.saved_share)
 
 
 def module_layers(shapes: Shapes, last: bool) -> list[int]:
-    """Return the layers that are like the blocks of a stage's modules of multi-token prediction."""
+    """Return layers with the same sizes as the blocks of multi-token prediction in a stage."""
     return [shapes.model.n_layers - 1] * (last * shapes.job.mtp_modules)
 
 
@@ -118,9 +119,9 @@ def _saved_scores(shapes: Shapes) -> Array | float:
 def stored_parameters(shapes: Shapes, layers: Sequence[int], first: bool, last: bool) -> Array:
     """Return how many parameters a rank of a stage stores besides routed experts, shape (C,).
 
-    Matrices and their biases are split over the tensor group, other vectors are not. `layers` holds
-    the blocks of modules, too, which with the last layer have a projection and norms, and in
-    another stage than the first a copy of the embedding.
+    Matrices and their biases are split over the tensor group, other vectors are not. `layers`
+    includes the blocks of modules of multi-token prediction. With `last`, the projections and norms
+    of the modules count, too, and in any stage but the first their copy of the embedding.
     """
     model = shapes.model
     matrices, whole, split = stage_parameters(model, layers, first, last)

@@ -2,8 +2,8 @@
 
 This is Megatron-Core 0.16.1 with Transformer Engine (``--recompute-granularity selective`` with
 ``--recompute-modules``; transformer/transformer_layer.py, multi_latent_attention.py, moe/experts.py
-and moe/moe_layer.py). Of ``layernorm``, ``moe_act`` and ``mla_up_proj`` the output is discarded and
-formed again. Of the other modules only the input is kept, and all of them runs again.
+and moe/moe_layer.py). The outputs of ``layernorm``, ``moe_act`` and ``mla_up_proj`` are discarded
+and formed again. Of each other module only the input is kept, and the whole module runs again.
 
 A norm before a product that is not the router's is a part of that product's module there
 (TELayerNormColumnParallelLinear), and so ``layernorm`` leaves it alone. These are the norm before
@@ -69,7 +69,7 @@ def discarded_bytes(shapes: Shapes, block: Block, score_bytes: Size) -> Size:
 def _of_attention(shapes: Shapes, score_bytes: Size) -> Size:
     """Return the bytes that attention does not save.
 
-    Its output is what the product that follows saves as its input, unless that saves a cast copy.
+    The product that follows saves attention's output as its own input, unless it saves a cast copy.
     """
     modules = shapes.recomputed_modules
     recipe = shapes.job.recipe

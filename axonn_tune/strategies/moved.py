@@ -38,7 +38,7 @@ def moved_bytes(shapes: Shapes, block: Block) -> Size:
 
 
 def moved_by_layers(shapes: Shapes, layers: Sequence[int], n_layers: int) -> Array:
-    """Return the bytes that a layer moves on the average, shape (C,).
+    """Return the bytes that a layer moves on average, shape (C,).
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def largest_moved(shapes: Shapes, layers: Sequence[int]) -> Array:
 
 
 def host_activations(job: Job, nbytes: Array) -> dict[str, Array]:
-    """Return what activations take of the host's memory, as a term; nothing if none move."""
+    """Return the bytes of moved activations in the host's memory, as a term if any move."""
     return {HOST_ACTIVATIONS: nbytes} if job.offload_modules else {}
 
 
@@ -81,7 +81,7 @@ def _of_norms(shapes: Shapes) -> dict[str, Size]:
 def _of_attention(shapes: Shapes) -> dict[str, Size]:
     """Return the bytes of attention's input and of the input of the product that follows.
 
-    These are one tensor with attention's output, unless the product saves a cast copy.
+    The latter is the same tensor as attention's output, unless the product saves a cast copy.
     """
     recipe = shapes.job.recipe
     modules = shapes.recomputed_modules

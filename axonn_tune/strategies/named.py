@@ -38,7 +38,7 @@ USUAL_ENGINES = {
 }
 
 
-# What is said of schedules that Megatron-Core does not have.
+# The caveats of schedules that Megatron-Core does not have.
 _CAVEATS = {
     ZB_H1: "Megatron-Core has no ZB-H1; sail-sg's fork of Megatron-LM does.",
     DUALPIPE: "Megatron-Core has no DualPipe; DeepSeek's own framework does.",
@@ -49,7 +49,8 @@ _ZERO_FAMILY = ("zero1", "zero2", "zero3", "zeropp", "zero-topo")
 
 def names_of_all(switches: Switches, every: bool) -> list[str]:
     """Return the strategies that ``all`` stands for: those without a caveat, or every one."""
-    # Caveats depend on nothing else, and an engine that is not known yet may refuse the others.
+    # Caveats depend on these switches only. An engine, which is not known here, might refuse
+    # others.
     told = Switches(
         schedule=switches.schedule, qwz=switches.qwz, hpz=switches.hpz, qgz=switches.qgz
     )
@@ -90,7 +91,7 @@ def strategy_named(
             engine=engine,
         )
     if name == "megatron":
-        # To import what other strategies than AxoNN's need takes 8 ms.
+        # Only strategies other than AxoNN's need this import, which takes 8 ms.
         from axonn_tune.strategies.megatron3d import megatron_of
 
         return megatron_of(

@@ -62,7 +62,7 @@ def states_of(job: Job, low_states: bool = False) -> States:
 
 
 def sharded_text(states: bool, gradients: bool) -> str:
-    """Name what is sharded, of which states are a part where gradients are."""
+    """Return what is sharded, in words; where gradients are sharded, states are, too."""
     if gradients:
         return "optimizer states and gradients"
     return "optimizer states" if states else ""
@@ -72,8 +72,8 @@ def host_copies(job: Job, offload: OffloadProgram | None, owned: Array) -> dict[
     """Return what offload adds to the memory of a rank, as a term; nothing without offload.
 
     The host holds the fp32 gradients that the optimizer reads, and fp32 weights where the optimizer
-    has no master copy on the GPU. Where gradients and weights themselves are in the host's memory,
-    they are these.
+    has no master copy on the GPU. Where weights and gradients themselves are kept in the host's
+    memory, no copies are needed.
     """
     if offload is None:
         return {}

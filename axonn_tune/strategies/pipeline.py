@@ -134,7 +134,7 @@ def copies_of_model(schedule: str, table: CandidateTable) -> int:
 def _chunks(shapes: Shapes, table: CandidateTable) -> list[int]:
     """Return the number of layers of each virtual stage, in the order of the layers.
 
-    `table` holds those of the candidates that are meant, which are alike.
+    `table` holds candidates with equal stages.
     """
     model = shapes.model
     if shapes.stage_layout:
@@ -184,7 +184,7 @@ def stages_of(shapes: Shapes, table: CandidateTable) -> tuple[list[Sequence[int]
     """Return the layers of the first, a middle and the last virtual stage, and of further ones.
 
     The second result is `Pipeline.places`. Without a pipeline there is one stage with all layers.
-    `table` is meant as for `_chunks`.
+    `table` holds candidates with equal stages.
     """
     model = shapes.model
     if not table.is_pipelined:
@@ -200,10 +200,9 @@ def stages_of(shapes: Shapes, table: CandidateTable) -> tuple[list[Sequence[int]
 def _kinds_of_stages(
     model: Model, chunks: Sequence[range]
 ) -> tuple[list[Sequence[int]], tuple[int, ...]]:
-    """Return the layers of each different virtual stage in the middle, and all stages' places.
+    """Return the layers of each kind of virtual stage in the middle, and `Pipeline.places`.
 
-    Virtual stages with as many layers of each kind are alike. Places are those of
-    `Pipeline.places`: the first stage, one in the middle, the last, and then others.
+    Virtual stages that have equally many layers of each kind of block are of one kind.
     """
     kinds: dict[tuple[tuple[Block, int], ...], Sequence[int]] = {}
     numbers = []
@@ -216,9 +215,9 @@ def _kinds_of_stages(
 
 
 def _middle_layers(model: Model, n_layers: int, first_layers: range) -> range:
-    """Return the layers that stand for those of any virtual stage but the first and the last.
+    """Return layers that represent any virtual stage but the first and the last.
 
-    They follow the first virtual stage's, as far as the model has so many.
+    They follow the layers of the first virtual stage if the model has enough of them.
     """
     start = min(first_layers.stop, model.n_layers - n_layers)
     return range(start, start + n_layers)
@@ -239,11 +238,11 @@ def memory_of_stages(
 
     The first of p stages holds the activations of p micro-batches (1F1B); with v virtual stages it
     holds 1 + (p - 1) / (p v) times as many (Korthikanti et al., arXiv 2205.05198, section 4.2.3).
-    The second stage holds those of one micro-batch less, or of two virtual stages. The last stage
-    holds the activations of one micro-batch, or of (v - 1) p + 1 of them in one virtual stage; with
-    ZB-H1 it puts the gradients of weights off, and
-    holds the inputs of p micro-batches, which count as whole here. With DualPipe the ranks of both
-    ends hold the first and the last stage, and the activations of p + 1 micro-batches
+    The second stage holds the activations of one micro-batch less, or, with virtual stages, of two
+    virtual stages less. The last stage holds the activations of one micro-batch, or of (v - 1) p +
+    1 of them in one virtual stage; with ZB-H1 it postpones the gradients of weights, and holds the
+    inputs of p micro-batches, which count here as all of their activations. With DualPipe the ranks
+    of both ends hold the first and the last stage, and the activations of p + 1 micro-batches
     (arXiv 2412.19437, table 2).
     """
     table = shapes.table
@@ -288,7 +287,7 @@ def neediest(
 ) -> dict[str, Array]:
     """Return the bytes by term of the rank that needs most (`memory_of_stages`).
 
-    Terms in the host's memory (`host_terms`) do not count for which of them needs most.
+    Terms in the host's memory (`host_terms`) do not count when the largest is chosen.
     """
     stages = list(of_stages)
     if len(stages) == 1:

@@ -39,7 +39,7 @@ class HostProgram:
         self._operations.append(Gemm(name, m, n, k, mode, awaited, number_format))
 
     def launch(self, operation: Compute) -> None:
-        """Launch a kernel that is ready but for what it waits for."""
+        """Launch a given operation, which waits for what has been awaited since the last one."""
         awaited = self._take_awaited()
         self._operations.append(replace(operation, waits_for=awaited) if awaited else operation)
 

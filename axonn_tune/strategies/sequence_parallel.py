@@ -1,8 +1,8 @@
 """Tensor parallelism with the residual stream split by tokens.
 
-Korthikanti et al., arXiv 2205.05198: between the layers that are split over the tensor group each
-rank keeps its tokens only, which sequence parallelism brings together before columns are split, and
-which the sum of the rows' products leaves behind.
+Korthikanti et al., arXiv 2205.05198: between the layers that are split over the tensor group, each
+rank keeps only its own tokens. All tokens are gathered before a layer whose columns are split, and
+the reduce-scatter after a layer whose rows are split leaves each rank its tokens again.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ class SequenceParallel(Communication):
         return "forward.embedding.sum"
 
     def _gathers_tokens(self, shape: LinearShape) -> bool:
-        """Return whether the tokens of a product come together before it."""
+        """Return whether all tokens are gathered before a product."""
         linear = shape.linear
         is_split = bool(self.shapes.y_axis) and self._splits_tokens and linear.is_split
         return is_split and not linear.transposed
 
     @property
     def _overlaps_products(self) -> bool:
-        """Whether products begin with the first part of what the tensor group sends for them."""
+        """Whether products begin as soon as the first part of their message has come."""
         return False
 
     def gather_input(self, host: HostProgram, weight: Weight) -> None:
-        """Bring all tokens together, or start to send what travels beside the product."""
+        """Gather all tokens, or start the sum that overlaps with the product."""
         shape = self.shapes.linears[weight.layer]
         if self._overlaps_products and shape.linear.transposed:
             self._scatter_sum(host, weight, weight.name, self._share_beside)
@@ -84,7 +84,7 @@ class SequenceParallel(Communication):
         return False
 
     def sum_output(self, host: HostProgram, weight: Weight) -> None:
-        """Sum the output, of which a product that runs beside the sum leaves the last part."""
+        """Sum the output; if the sum overlaps with the product, only its last part remains."""
         shape = self.shapes.linears[weight.layer]
         if not self._overlaps_products:
             super().sum_output(host, weight)
@@ -107,17 +107,17 @@ class SequenceParallel(Communication):
         host.issue(names.reduce_scatter(name), "reduce_scatter", nbytes, self.shapes.y_axis)
 
     def _sum_bytes(self, layer: str) -> Size:
-        """Return the bytes of a layer's output as they travel where they are summed."""
+        """Return the bytes of a layer's output in the messages that sum it."""
         return self.shapes.linears[layer].output_bytes
 
     def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
-        """Start to sum dI; the gradient that came beside the product of dI is there."""
+        """Start to sum dI, once the gradient has come that was gathered while dI was formed."""
         if self._overlaps_products and self.shapes.linears[weight.layer].linear.transposed:
             host.wait(names.all_gather(weight.name))
         return super().sum_input_gradient(host, weight)
 
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
-        """Gather the gradient of an output whose sum has left each rank its tokens."""
+        """Gather the gradient of an output, if each rank has it for its own tokens only."""
         shape = self.shapes.linears[weight.layer]
         if not (self.shapes.y_axis and self._splits_tokens and shape.linear.transposed):
             return
@@ -134,4 +134,4 @@ class SequenceParallel(Communication):
             host.run(name, "all_gather", self.shapes.stream_bytes, self.shapes.y_axis)
 
     def _order_tokens(self, host: HostProgram, message: str, nbytes: Size) -> None:
-        """Copy what a message has brought, or will take, where its ranks' tokens do not adjoin."""
+        """Reorder the tokens of a message by rank, in engines that have to; by default do not."""

@@ -106,17 +106,17 @@ class Shapes:
         Whether selective recomputation repeats the kernels that form inputs of products without
         a weight or a collective (norms, activation), in addition to unfused attention.
     reruns_attention : bool
-        Whether selective recomputation repeats attention that is one kernel, too.
+        Whether selective recomputation repeats fused attention, too.
     recomputes_products : bool
         Whether selective recomputation repeats all but attention and every second product.
     leaves_out_last_product : bool
         Whether full recomputation leaves out a block's last product.
     leaves_out_combine : bool
-        Whether full recomputation leaves out what comes behind the experts' products.
+        Whether full recomputation leaves out what comes after the experts' products.
     separates_products : bool
         Whether query, key, value and an MLP's gate have weights of their own.
     gathers_logits : bool
-        Whether each rank forms the loss of all logits.
+        Whether each rank of a tensor group gathers all logits and forms the whole loss.
     stage_layout : tuple of int
         Number of layers of each virtual stage; empty where they follow from their number.
     balances_stages : bool
@@ -133,11 +133,14 @@ class Shapes:
     adds_expert_biases : bool
         Whether kernels add the biases of the experts' first products, and not the products.
     exchanges_adapters : bool
-        Whether the output of an adapter is exchanged, columns for tokens, and not gathered.
+        Whether an all-to-all exchanges columns of an adapter's output for tokens, instead of a
+        gather.
     fuses_adapters : bool
-        Whether products scale what adapters form and add it, where no tensor group splits layers.
+        Whether products themselves scale and add the adapters' outputs, where no tensor group
+        splits layers.
     sums_adapters : bool
-        Whether the output of an adapter is summed over ranks with that of its layer, where that is.
+        Whether the output of an adapter is summed over ranks together with the output of its layer,
+        if the latter is summed.
     gradient_sum_bytes : float
         Bytes of an element of the sums to which the products that form the experts' dW add; 0
         where they do not add.
@@ -146,9 +149,9 @@ class Shapes:
     attention_format : str
         Format of the operands of attention; empty for the job's type.
     vocab_size : array, shape (C,), or None
-        Rows of the embedding where they are padded by the layout; None for those of the model.
+        Rows of the embedding if the layout pads them; None for the model's own number.
     memory : MemoryForm
-        What the engine holds where that is not what fused kernels hold.
+        Where the engine holds other amounts of memory than fused kernels would.
     """
 
     model: Model
@@ -185,7 +188,7 @@ class Shapes:
 
     @property
     def recompute(self) -> str:
-        """The recomputation of blocks that keep more than their input: none or selective.
+        """The recomputation of the blocks that are not recomputed as a whole: none or selective.
 
         It is full if there are no such blocks, and none where single modules are recomputed.
         """
@@ -200,7 +203,7 @@ class Shapes:
 
     @cached_property
     def _one_candidate(self) -> CandidateTable:
-        """One of the candidates; those of one plan may differ in how many layers they recompute."""
+        """The first candidate; candidates of one plan may differ in the layers they recompute."""
         return self.table.take(slice(1))
 
     @cached_property
@@ -222,12 +225,13 @@ class Shapes:
         return n_recomputed_layers(self.table.common_recompute, n_layers)
 
     def saved_by_layers(self, saved: Array, n_layers: int) -> Array:
-        """Return what a layer of a virtual stage saves on the average.
+        """Return the bytes that a layer of a virtual stage saves on average, shape (C,).
 
         Parameters
         ----------
         saved : array, shape (C,)
-            Bytes that a layer saves which is not recomputed as a whole; others save their input.
+            Bytes that a layer saves if it is not recomputed as a whole; other layers save their
+            input.
         n_layers : int
             Number of layers of the virtual stage.
         """
@@ -399,11 +403,11 @@ class Shapes:
 
     @property
     def saved_share(self) -> float:
-        """The bytes of an input of a block's product as it is saved, over those uncast."""
+        """The ratio of the saved bytes of a product's input to its bytes in the job's type."""
         return 1.0 if self.memory.saves_uncast else self.job.operand_bytes / self.element_bytes
 
     def share_as_saved(self, element_bytes: Quantity | None) -> float:
-        """Return the bytes of what an engine saves so where products are low, over those uncast."""
+        """Return the ratio of saved bytes to those in the job's type, where products are low."""
         if element_bytes is None or self.job.recipe is None:
             return 1.0
         return element_bytes.value / self.element_bytes
@@ -425,7 +429,7 @@ class Shapes:
 
     @property
     def saved_mlp_bytes(self) -> Array | float:
-        """The bytes that an MLP saves before and after its activation, none of them in tiles."""
+        """The bytes that an MLP saves around its activation; none if it is computed in tiles."""
         if self.memory.tiles_mlp:
             return 0.0
         mlp = self.linears["up"].output_bytes + self.saved_of_input("down", self.mlp_bytes)
@@ -436,12 +440,12 @@ class Shapes:
         """The bytes that attention saves at its inner widths: q, k, v and its output.
 
         Queries and keys that have norms are saved before these and after their rotation, by torch's
-        compiler, too (2.13, min_cut_rematerialization_partition). With latent attention these are
-        also the latent vectors, before and after their norms, and keys and values as they are
-        formed from these.
+        compiler, too (2.13, min_cut_rematerialization_partition). Latent attention also saves the
+        latent vectors before and after their norms, and the keys and values that are formed from
+        them.
         """
         share = self.share_as_saved(self.memory.attention_output_bytes)
-        saved = share * self.linears["proj"].input_bytes + self._saved_behind_attention
+        saved = share * self.linears["proj"].input_bytes + self._saved_after_attention
         latent = self.model.latent_attention
         if latent is None:
             saved = saved + self.linears["qkv"].output_bytes
@@ -451,8 +455,8 @@ class Shapes:
         return saved * value_or(self.memory.attention_factor, 1.0)
 
     @property
-    def _saved_behind_attention(self) -> Array | float:
-        """The bytes of attention's output that its projection saves, too: cast, or dropped."""
+    def _saved_after_attention(self) -> Array | float:
+        """The bytes of another copy of attention's output, cast or after dropout, for dW."""
         shape = self.linears["proj"]
         adapters, recipe = self.job.adapters, self.job.recipe
         if adapters is not None:
@@ -477,7 +481,7 @@ class Shapes:
 
     @property
     def up_projected_bytes(self) -> Array | float:
-        """The bytes of all that latent attention forms of its latent vectors before it attends.
+        """The bytes of all that latent attention forms from its latent vectors before attention.
 
         These are the vectors after their norms, queries, keys and values, and whole keys, in which
         the part that carries the position is repeated for each head.
@@ -513,10 +517,10 @@ class Shapes:
     def copied_heads_bytes(self) -> Array | float:
         """The bytes of the heads that one product forms group by group, and that are then copied.
 
-        These are queries, if a rank has several groups with several of them, and whatever is not
-        written anew as it is turned by its position: values, or keys and values (Megatron-LM
-        d98e8a64, core/transformer/attention.py, get_query_key_value_tensors; Transformer Engine
-        d0067d0d, dot_product_attention/utils.py, get_qkv_layout).
+        These are queries, if a rank has several groups with several of them, and whatever the
+        rotary kernel does not write anew: values, or keys and values (Megatron-LM d98e8a64,
+        core/transformer/attention.py, get_query_key_value_tensors; Transformer Engine d0067d0d,
+        dot_product_attention/utils.py, get_qkv_layout).
         """
         model = self.model
         if not self._heads_are_apart:
@@ -563,7 +567,7 @@ class Shapes:
     def rotary_bytes(self) -> Array:
         """The bytes that rotary position embedding reads and writes of q and k.
 
-        Latent attention writes whole queries and keys, of which a part is turned.
+        Latent attention writes whole queries and keys, of which a part is rotated.
         """
         model = self.model
         rotated = (model.n_heads + model.n_kv_heads) * model.head_dim
@@ -584,9 +588,9 @@ class Shapes:
 
     @property
     def gated_bytes(self) -> Array:
-        """The bytes of the gradients of the MLP of a block without experts around its activation.
+        """The bytes of the gradients before and after the activation of an MLP without experts.
 
-        Where it is computed in tiles, these are the gradients of its input and of its output.
+        Where the MLP is computed in tiles, they are the gradients of its input and its output.
         """
         if self.memory.tiles_mlp:
             return 2.0 * self.residual_bytes
@@ -602,7 +606,7 @@ class Shapes:
         mlp_bytes: Array | None = None,
         head_bytes: Array | float = 0.0,
     ) -> Array:
-        """Return the bytes in work at the peak, in addition to what each block has saved.
+        """Return the bytes of the working set at the peak, besides what each block has saved.
 
         These are one block's activations and gradients or, if larger, the logits in all their
         copies.
@@ -651,7 +655,7 @@ class Shapes:
 
     @property
     def rotary_kernel(self) -> str:
-        """The memory-bound kernel that turns queries and keys by their positions."""
+        """The memory-bound kernel that rotates queries and keys by their positions."""
         return "scaled_rotary" if self.model.scaled_rotary else "rotary"
 
     @property
@@ -673,7 +677,7 @@ def kernel_of(forward_kernel: str, chain: str) -> str:
 
 
 def vocabulary_matrices(model: Model, first: bool, last: bool) -> int:
-    """Return how many weights the embedding and the head have where either is, or both are."""
+    """Return the number of weights of embedding and head in a stage; tied ones are one weight."""
     is_shared = model.tied_embeddings and first and last
     return first + last - is_shared
 
@@ -683,7 +687,7 @@ def stage_parameters(
 ) -> tuple[float, float, float]:
     """Return the number of parameters of one stage of a pipeline, or of parts of a model.
 
-    Those of routed experts are not among them.
+    Parameters of routed experts are not counted.
 
     Parameters
     ----------

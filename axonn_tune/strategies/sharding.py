@@ -15,14 +15,15 @@ class Sharding:
         Groups whose ranks together hold the weights, the gradients and the optimizer states once.
         Where the first is empty, every rank keeps whole weights.
     reduced_over
-        Groups over which gradients are reduced in every micro-step, one after the other.
+        Groups over which gradients are reduced in a micro-step, one after the other.
     reduced_once
-        Whether they are reduced so in the last micro-step of a step only.
+        Whether gradients are reduced only in the last micro-step of a step.
     copy
         Group whose ranks together hold a second copy of the weights, from which weights are
         gathered once the copy exists.
     replicas
-        Group over which the shards of gradients are all-reduced once in a step.
+        Group over which the shards of gradients are all-reduced: once in a step, or in every
+        micro-step if the engine does so (`ZeroProgram.sums_replicas_each_step`).
     outer
         Group over which the shards of gradients are scattered once in a step.
     updated_over

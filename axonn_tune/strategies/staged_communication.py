@@ -23,7 +23,7 @@ class StagedCommunication(ZeroCommunication):
     """The communication of a stage.
 
     The forward pass of the first micro-batch gathers the weights, which stay whole. Every backward
-    pass adds its gradients to whole sums, and behind the last one they are reduced, unit by unit
+    pass adds its gradients to whole sums, and after the last one these are reduced, unit by unit
     (torch 2.13, distributed/pipelining/stage.py, backward_maybe_with_nosync and
     perform_reduce_grad).
     """

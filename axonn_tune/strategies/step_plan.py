@@ -32,19 +32,20 @@ from axonn_tune.strategies.pipeline import stages_of
 from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.transformer import Transformer
 
-# The name of a phase, and its operations.
+# The name of a phase, and the identity of its operations.
 _PhaseKey: TypeAlias = tuple[str, int]
 
 
 def plan_key(shapes: Shapes, joins_stages: bool = False) -> Hashable:
-    """Return what tables share whose candidates one plan describes (see `Strategy.plan_key`).
+    """Return a key that is equal for tables whose candidates one plan can describe.
 
-    They recompute the same modules, and all layers of a stage, or at most some of them.
+    Such candidates recompute the same modules, and either all of them recompute every layer of a
+    stage or none of them does. See `Strategy.plan_key`.
 
     Parameters
     ----------
     joins_stages : bool
-        Whether the plan's end of a step holds for pipelines of several lengths.
+        Whether one end of the step is valid for several numbers of stages and virtual stages.
     """
     table = shapes.table
     lengths = () if joins_stages else (table.n_stages, table.common_n_virtual)
@@ -85,9 +86,9 @@ def step_plan(
 def _microstep(name: str, transformer: Transformer) -> Part:
     """Return what a rank that has all layers does for one micro-batch."""
     table = transformer.shapes.table
-    first, alike = distinct(table.recompute)
+    first, kinds = distinct(table.recompute)
     recomputes = [recompute_text(code) for code in table.recompute[first].tolist()]
-    return Part(name, _merged([transformer.microstep(each) for each in recomputes], alike))
+    return Part(name, _merged([transformer.microstep(each) for each in recomputes], kinds))
 
 
 def _step_end(transformer: Transformer) -> Part:
@@ -96,10 +97,11 @@ def _step_end(transformer: Transformer) -> Part:
 
 
 def _chosen(is_longer: np.ndarray, longer: Part, shorter: Part) -> Part:
-    """Return one of two ends of a step for each candidate; nothing is launched without bytes.
+    """Return the longer or the shorter of two ends of a step for each candidate.
 
-    Both have one phase, and the longer one has all operations of the shorter one. What is in the
-    longer one alone has a name of its own, since operations of one name have one price.
+    Both have one phase, and the longer one has all operations of the shorter one. Operations that
+    only the longer one has get no bytes where the shorter one is chosen, and other names than
+    operations of the micro-steps, since operations of one name have one price.
     """
     (phase,), (other,) = longer.phases, shorter.phases
     known = {operation.name: operation for operation in other.operations}
@@ -134,7 +136,7 @@ def _pipelined_plan(
     """
     shapes = transformer.shapes
     table = shapes.table
-    first_rows, alike = distinct(table.stages * table.n_virtual, table.recompute)
+    first_rows, kinds = distinct(table.stages * table.n_virtual, table.recompute)
     cuts = [table.take(first_rows[number : number + 1]) for number in range(first_rows.size)]
     layers_of_cuts, (places, *_) = zip(*(stages_of(shapes, cut) for cut in cuts), strict=True)
 
@@ -145,8 +147,8 @@ def _pipelined_plan(
             forward.append(emitter.forward_pass(*of_stage))
             backward.append(emitter.backward_pass(*of_stage))
         return Stage(
-            Part(f"{name}.forward", _merged(forward, alike)),
-            Part(f"{name}.backward", _merged(backward, alike)),
+            Part(f"{name}.forward", _merged(forward, kinds)),
+            Part(f"{name}.backward", _merged(backward, kinds)),
         )
 
     transfer_bytes = transformer.communication.transfer_bytes
@@ -167,17 +169,17 @@ def _pipelined_plan(
     return StepPlan(table, _step_end(transformer), n_microsteps, pipeline=pipeline)
 
 
-def _merged(alternatives: Sequence[tuple[Phase, ...]], alike: Ints) -> tuple[Phase, ...]:
-    """Return the phases of all candidates, which differ in how often they are repeated, or at all.
+def _merged(alternatives: Sequence[tuple[Phase, ...]], kinds: Ints) -> tuple[Phase, ...]:
+    """Return the phases of all candidates, each with its number of repeats for each of them.
 
-    They come in an order that each kind of candidates has, too.
+    Their order agrees with that of the phases of each kind of candidate.
 
     Parameters
     ----------
     alternatives
         The phases of each of several kinds of candidates. Phases with the same operations share
         them.
-    alike : array of int, shape (C,)
+    kinds : array of int, shape (C,)
         The kind of each candidate.
     """
     known: dict[_PhaseKey, Phase] = {}
@@ -195,5 +197,5 @@ def _merged(alternatives: Sequence[tuple[Phase, ...]], alike: Ints) -> tuple[Pha
     for key in followers.static_order():
         of_kinds = np.array([counts.get(key, 0) for counts in repeats])
         is_common = (of_kinds == of_kinds[0]).all()
-        merged.append(known[key] if is_common else replace(known[key], repeats=of_kinds[alike]))
+        merged.append(known[key] if is_common else replace(known[key], repeats=of_kinds[kinds]))
     return tuple(merged)

@@ -92,7 +92,7 @@ class Switches:
 def foreign_switches(switches: Switches, strategy: str) -> list[str]:
     """Return the names of the switches that are set and that a strategy does not have.
 
-    One virtual stage is what a rank without such stages has.
+    One virtual stage does not count, since it is what a rank without interleaving has.
     """
     return [
         field.name

@@ -36,9 +36,9 @@ _JOIN_SUMS = 8.0
 
 @dataclass(frozen=True, eq=False)
 class TorchRing(Ring):
-    """Keys and values are gathered beside the first step; sums of gradients travel in a ring.
+    """Keys and values are gathered during the first step; sums of gradients travel in a ring.
 
-    `key_copies` is the number of query heads for which the model copies each KV head before.
+    `key_copies` says how often the model repeats each KV head before attention.
     """
 
     key_copies: float = 1.0
@@ -103,7 +103,7 @@ class TorchRing(Ring):
 
     @property
     def working_bytes(self) -> Array:
-        """The keys and values of all ranks, the sums of gradients, and these twice on their way."""
+        """The bytes of all ranks' keys and values, of sums of gradients, and of their messages."""
         queries = self.query_bytes / self.shapes.attention_element_bytes
         sums = FP32_BYTES * (3.0 * self._keys_values + queries)
         return self.is_split * (self.all_key_value_bytes + sums)

@@ -177,9 +177,9 @@ class Transformer:
             host.memory_bound(name, 2.0 * self.shapes.residual_bytes, self.shapes.norm_kernel)
 
     def _recompute_products(self, host: HostProgram) -> None:
-        """Form again what a block has not kept of every second product and of the kernels between.
+        """Form again every second product of a block, and the kernels between the products.
 
-        Attention has been kept.
+        The output of attention has been kept.
         """
         shares = self.shapes.model.recomputed_shares
         self._norm(host, RECOMPUTE, "norm1")
@@ -213,7 +213,7 @@ class Transformer:
         """Normalise the residual stream, or form the gradient of the norm.
 
         Where X splits the hidden dimension, an earlier kernel forms the sums over the rank's
-        columns, which travel over X in fp32.
+        columns, and an all-reduce over X adds them in fp32.
         """
         shapes = self.shapes
         name = names.of_layer(chain, layer)
@@ -243,7 +243,7 @@ class Transformer:
         host.memory_bound(names.of_layer(chain, "head_norms"), n_passes * nbytes, kernel)
 
     def _rotary(self, host: HostProgram, chain: str) -> None:
-        """Turn q and k by their positions, or turn their gradients back."""
+        """Rotate q and k by their positions, or rotate their gradients back."""
         if self.shapes.model.position == "rotary":
             name = names.of_layer(chain, "rotary")
             host.memory_bound(name, self.shapes.rotary_bytes, self.shapes.rotary_kernel)
@@ -256,7 +256,7 @@ class Transformer:
         host.memory_bound(name, nbytes, self.shapes.activation_kernel)
 
     def _activation_backward(self, host: HostProgram, up: str, down: str) -> None:
-        """Read the MLP before its activation and dO, and write dI."""
+        """Form the gradient of the activation's input from that input and the output's gradient."""
         linears = self.shapes.linears
         nbytes = 2.0 * linears[up].output_bytes + linears[down].input_bytes
         name = names.of_layer(BACKWARD, _ACTIVATIONS[up])
@@ -329,7 +329,7 @@ class Transformer:
     def _mlp_forward(
         self, host: HostProgram, weights: Sequence[Weight], following: Weight | None
     ) -> None:
-        """Run the MLP, or the shared experts; there are no weights where there are neither."""
+        """Run the MLP or the shared experts; a block without either has no weights here."""
         if not weights:
             return
         _, down = weights
@@ -345,7 +345,7 @@ class Transformer:
         self._activation(host, up.chain, up.layer, down.layer)
 
     def _mlp_again(self, host: HostProgram, block: Block) -> None:
-        """Run again what is recomputed by itself of the MLP, or of the experts in its place."""
+        """Run again those modules of the MLP, or of the experts, that are recomputed."""
         modules = self.shapes.recomputed_modules
         norms = norms_again(self.shapes, block)
         n_attention = len(self._model.attention_linears)
@@ -376,7 +376,7 @@ class Transformer:
                     self.casts.cast_input(host, RECOMPUTE, linear.name)
 
     def _up_projections_again(self, host: HostProgram) -> None:
-        """Form queries, keys and values of latent attention again of the latent vectors."""
+        """Form queries, keys and values of latent attention again from the latent vectors."""
         if "mla_up_proj" not in self.shapes.recomputed_modules:
             return
         self._head_norms(host, RECOMPUTE)
@@ -392,10 +392,10 @@ class Transformer:
         next_entry: Weight | None,
         is_first: bool = False,
     ) -> None:
-        """Recompute the forward pass if told so, then form the gradients of MLP and attention.
+        """Recompute the forward pass if asked to, then form the gradients of MLP and attention.
 
         `next_entry` is the weight that the next block of the backward pass uses first; `is_first`
-        is meant as for `Communication.end_block`.
+        has its meaning in `Communication.end_block`.
         """
         layers = [linear.name for linear in self._model.linears_of(block)]
         previous = {layer: Weight(BACKWARD, before) for before, layer in pairwise(layers)}
@@ -559,8 +559,9 @@ class Transformer:
         nbytes = shapes.loss_logits * (2.0 * shapes.element_bytes + FP32_BYTES)
         host.memory_bound(names.LOSS_SOFTMAX, nbytes, "softmax")
         if not shapes.gathers_logits:
-            # Softmax of the rank's part of the vocabulary is that of the whole with the parts'
-            # largest log-sum-exp, and then the sum of exponentials with the target's logit.
+            # Each rank has a part of the vocabulary. For the softmax over all of it, the parts'
+            # largest value is found first, and then their sums of exponentials and the target's
+            # logit are added.
             host.run(names.LOSS_MAXIMUM, "all_reduce", token_bytes, shapes.y_axis)
             host.run(names.LOSS_SUM, "all_reduce", 2.0 * token_bytes, shapes.y_axis)
         nbytes = shapes.loss_logits * (FP32_BYTES + shapes.element_bytes)
@@ -602,7 +603,7 @@ class Transformer:
         return host.phase("module", self.shapes.job.mtp_modules)
 
     def _gather_columns(self, host: HostProgram, chain: str) -> None:
-        """Bring the columns of a module's projection together, or the gradients of all tokens."""
+        """Gather the columns of a module's projection, or the gradients of all tokens."""
         name = names.all_gather(names.of_layer(chain, "mtp_columns"))
         host.run(name, "all_gather", self.shapes.stream_bytes, self.shapes.y_axis)
 
@@ -760,7 +761,7 @@ def _forward_name(block: Block) -> str:
 
 
 def _kind_suffix(block: Block) -> str:
-    """Return how the names of phases tell a kind of block from a dense one without a window."""
+    """Return what a phase's name adds for a block with experts or with a window."""
     return "_experts" * block.has_experts + "_window" * bool(block.window)
 
 

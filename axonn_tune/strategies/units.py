@@ -21,14 +21,14 @@ class GatherUnit:
     count
         Number of such units of the model.
     parameters
-        Number of its parameters of which the rank's shards are parts.
+        Number of its parameters, which its ranks hold in shards.
     trained
-        Number of those that are trained, in the mean of the units that have any; the others are
+        Number of its trained parameters, as a mean over the units that have any; the others are
         frozen.
     n_trained
-        Number of units that have any.
+        Number of such units that have trained parameters.
     gathered
-        Number of those that are gathered: all, or the elements of matrices.
+        Number of its parameters that are gathered: all of them, or those of matrices only.
     n_calls
         Number of gathers that carry it.
     n_reductions
@@ -67,7 +67,7 @@ class GatherUnit:
 
 
 def gathers_per_block(sizes: Sequence[float], n_blocks: int, prefetch_elements: float) -> float:
-    """Return in how many gathers the matrices of a block travel, on the average of equal blocks.
+    """Return the number of gathers of a block's matrices, averaged over equal blocks.
 
     DeepSpeed takes the matrices that come next until these have at least `prefetch_elements` (0.19,
     runtime/zero/partitioned_param_coordinator.py, _fetch_sub_module_impl).
@@ -87,5 +87,5 @@ def gathers_per_block(sizes: Sequence[float], n_blocks: int, prefetch_elements: 
 
 
 def _stored_bytes(job: Job, parameters: Size, trained: Size, stored_element_bytes: float) -> Size:
-    """Return the bytes of parameters of which some are trained, and the others frozen."""
+    """Return the bytes of some parameters, of which `trained` are not frozen."""
     return trained * stored_element_bytes + (parameters - trained) * job.element_bytes

@@ -62,6 +62,8 @@ from axonn_tune.strategies.zero_memory import zero_memory
 class Zero:
     """A strategy of the family; the functions of this module return its members.
 
+    `Strategy` describes the fields that are not listed here.
+
     Attributes
     ----------
     name, axes
@@ -79,8 +81,8 @@ class Zero:
     context_kind
         Kind of context parallelism, one of `CONTEXT_KINDS`; empty where sequences are whole.
     overlaps_tensor
-        Whether tokens travel within the tensor group, in as many parts as it has ranks, beside the
-        products that take them or form their sums (torch's asynchronous tensor parallelism).
+        Whether tokens travel within the tensor group while the products that read or form them run,
+        in as many parts as the group has ranks (torch's asynchronous tensor parallelism).
     engine
         Engine that carries it out.
     """
@@ -208,8 +210,8 @@ class Zero:
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
         """Return which candidates can be cut into their virtual stages, shape (C,).
 
-        Which products of experts an engine forms again that recomputes every second product is not
-        known.
+        Selective recomputation of every second product admits no models with experts or latent
+        attention: which of their products an engine forms again is not known.
         """
         is_unknown = (
             bool(model.placed_parts)
@@ -219,7 +221,7 @@ class Zero:
         return admits_virtual(model, job, table) & (not is_unknown)
 
     def plan_key(self, model: Model, job: Job, table: CandidateTable) -> Hashable:
-        """Return what tables share whose candidates one plan describes."""
+        """Return a key that is equal for tables whose candidates one plan can describe."""
         return plan_key(self.shapes(model, job, table))
 
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
@@ -257,7 +259,7 @@ class Zero:
                 sharing.working_bytes,
             )
             if offload is not None:
-                # On the host all gradients are there at last; on the GPU none stays.
+                # In the end the host holds all gradients, and the GPU holds none.
                 owned = self.trained_share(shapes, sharding.gradients)
                 terms["gradients"] = owned * FP32_BYTES
             return terms
@@ -293,7 +295,7 @@ class Zero:
         return FP32_BYTES if is_whole else job.element_bytes
 
     def shared_sequences(self, shapes: Shapes) -> ContextParallelism:
-        """Return how ranks share sequences, if they do; engines do so in their own ways."""
+        """Return how ranks share sequences, if they do, which depends on the engine."""
         program, model = self.engine.zero, shapes.model
         if self.context_kind == ULYSSES and not program.is_fsdp2:
             return UlyssesInTurn(shapes)
@@ -346,7 +348,7 @@ class Zero:
         )
 
     def units(self, shapes: Shapes) -> tuple[GatherUnit, ...]:
-        """Return the root, which is embedding, final norm and head, and the units of a mean block.
+        """Return the root (embedding, final norm and head) and the units of an average block.
 
         In a pipeline they are those of the first stage, which has no head. Experts that are spread
         over ranks are a unit of their own.
@@ -402,7 +404,7 @@ class Zero:
         ends: tuple[bool, bool],
         n_calls: Size,
     ) -> GatherUnit:
-        """Return the unit of a mean layer, or without layers that of the ends of the model.
+        """Return the unit of an average layer or, without layers, of the ends of the model.
 
         `ends` says whether the embedding, and final norm and head, belong to it.
         """
@@ -431,7 +433,7 @@ class Zero:
     def _mean_weights(self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool) -> Size:
         """Return how many weights a rank gathers of a layer on average, or of a part without any.
 
-        `first` and `last` are meant as for `stage_parameters`.
+        `first` and `last` are those of `stage_parameters`.
         """
         count = max(len(layers), 1)
         matrices, over_x, over_y = stage_parameters(shapes.model, layers, first, last)
@@ -449,13 +451,13 @@ def zero3(
     overlaps_tensor: bool = False,
     n_virtual: Sequence[int] = (1, 2, 4),
 ) -> Zero:
-    """Return ZeRO-3, which is FSDP: all three are sharded over `shard`.
+    """Return ZeRO-3, which is FSDP: weights, gradients and states are sharded over `shard`.
 
-    With replicas of the shards it is hybrid sharding (HSDP). An engine may add a tensor axis, and
-    the stages of a pipeline, of which each rank has some of `n_virtual`; no stages are predicted
-    for models with experts. With a kind of context parallelism, neighbours share sequences, and the
-    states are sharded over these ranks, too (torchtitan 05a6cb38, distributed/parallel_dims.py,
-    dp_shard_cp).
+    With replicas of the shards it is hybrid sharding (HSDP). An engine may add a tensor axis and
+    the stages of a pipeline, of which each rank has one of the numbers `n_virtual`; no stages are
+    predicted for models with experts. With a kind of context parallelism, neighbours share
+    sequences, and the states are sharded over these ranks, too (torchtitan 05a6cb38,
+    distributed/parallel_dims.py, dp_shard_cp).
 
     Experts are spread over neighbours among the ranks of tensor group and shards, and each is
     sharded over those of these ranks that hold the same experts (torchtitan 05a6cb38,
@@ -503,7 +505,7 @@ def zero2(engine: Engine = IDEAL) -> Zero:
 
 
 def _with_whole_weights(name: str, gradients: str, reduced_once: bool, engine: Engine) -> Zero:
-    """Return a member of which every rank keeps whole weights, which are gathered once updated."""
+    """Return a member whose ranks keep whole weights, and gather them after each update."""
     axes = Axes(("data",), ("data",), ("data",))
     sharding = Sharding("", gradients, "data", ("data",), reduced_once, updated_over="data")
     return Zero(name, axes, sharding, engine=engine)
@@ -535,7 +537,7 @@ def zeropp(
 def zero_topo(
     quantised_weights: bool = True, quantised_gradients: bool = True, engine: Engine = IDEAL
 ) -> Zero:
-    """Return three levels: weights over a package, gradients over a node, states over all ranks.
+    """Return ZeRO-topo: weights over a package, gradients over a node, states over all ranks.
 
     The groups nest: `weights` ranks hold a copy of the weights, `weights*gradients` ranks one of
     the gradients, all ranks together one of the optimizer states.

@@ -1,4 +1,4 @@
-"""The messages of ZeRO, and what a step does once with a rank's shards."""
+"""The messages of ZeRO: those of a micro-step, and those at the end of a step."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ZeroCommunication(AsyncTensorParallel):
 
     @property
     def backward_overlap(self) -> Overlap:
-        """The same without OAR: sums over a tensor group are awaited before the next kernel."""
+        """The overlaps without OAR: sums over a tensor group are awaited before the next kernel."""
         return replace(self._overlap, oar=False)
 
     @property
@@ -111,7 +111,7 @@ class ZeroCommunication(AsyncTensorParallel):
         self.send_to_experts(host, chain, message, nbytes)
 
     def gather_counts(self, host: HostProgram, name: str, nbytes: Size) -> None:
-        """Exchange the numbers (torchtitan, distributed/expert_parallel.py)."""
+        """Exchange the numbers of copies (torchtitan, distributed/expert_parallel.py)."""
         if self.options.has_experts:
             host.run(name, "all_to_all", np.full(len(self.shapes.table), nbytes), EXPERT)
 
@@ -135,7 +135,7 @@ class ZeroCommunication(AsyncTensorParallel):
         super().sum_output(host, weight)
 
     def n_gradient_sums(self, layer: str) -> int:
-        """Return the number of a layer's products, if each has a sum for itself."""
+        """Return the number of a layer's products if each has a sum of its own, else 1."""
         products = self.shapes.model.block_products if self._program.scatters_by_product else ()
         return max(sum(product.layer == layer for product in products), 1)
 
@@ -235,7 +235,7 @@ class ZeroCommunication(AsyncTensorParallel):
 
     @cached_property
     def _share_gathered_again(self) -> Size:
-        """The share of the blocks in the backward pass that it gathers, on average over them."""
+        """The share of the blocks that the backward pass gathers again."""
         model = self.shapes.model
         program = self._program
         if self.options.keeps_blocks:
@@ -279,7 +279,8 @@ class ZeroCommunication(AsyncTensorParallel):
     def end_block(self, host: HostProgram, is_first: bool) -> None:
         """Start to reduce the block's gradients; without ORS, wait for them.
 
-        Beside frozen weights there is no later point to wait for the preceding block's.
+        If weights are frozen, no product forms dW, so that the preceding block's gradients are
+        awaited here.
         """
         if self._overlap.ors and not self.shapes.job.trains_weights:
             self._finish_blocks(host)
@@ -334,10 +335,10 @@ class ZeroCommunication(AsyncTensorParallel):
         host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes, "add")
 
     def _cut_gradients(self, host: HostProgram) -> None:
-        """Let the host cut each gradient into the ranks' parts; it does not with all-to-all.
+        """Let the host cut each gradient into the ranks' parts, unless gradients are quantised.
 
-        It does so whenever a bucket is full, when the device has little left to run: the host is
-        at most three gathers ahead of it. The parts of all buckets count at the end.
+        It does so whenever a bucket is full. The device then has little left to run, since the host
+        is at most three gathers ahead of it. The time for all buckets counts here, at the end.
         """
         job = self.shapes.job
         slice_seconds = self._program.slice_seconds
@@ -357,7 +358,7 @@ class ZeroCommunication(AsyncTensorParallel):
     def _start_reduction(self, host: HostProgram, unit: GatherUnit) -> None:
         """Reduce over each group in turn; the remaining message shrinks by the group's size.
 
-        Packing for every group counts as done before the message over the first group.
+        All packing counts as if it were done before the message over the first group.
         """
         if not self._reduces:
             return
@@ -399,7 +400,7 @@ class ZeroCommunication(AsyncTensorParallel):
 
     @property
     def _sums_replicas(self) -> bool:
-        """Whether this micro-step sums sharded gradients over groups that share all states."""
+        """Whether this micro-step sums sharded gradients over the replicas of the shards."""
         in_step = self.sync or (self._program.sums_replicas_each_step and self._reduces)
         return in_step and bool(self._sharding.replicas)
 
@@ -410,8 +411,8 @@ class ZeroCommunication(AsyncTensorParallel):
 
         FSDP2 does so in the first micro-step of a step only (`_add_on_host`). DeepSpeed brings
         earlier sums to the GPU first and adds to them there, and in the last micro-step it also
-        copies them in fp32 (0.19, runtime/zero/stage3.py, partition_grads). Each micro-step has the
-        mean of these bytes.
+        copies them in fp32 (0.19, runtime/zero/stage3.py, partition_grads). Each micro-step counts
+        with the mean of these bytes.
         """
         name = f"gradient.{unit.name}"
         share_first = 1.0 - self._share_added
@@ -511,7 +512,7 @@ class ZeroCommunication(AsyncTensorParallel):
         return sums | {names.norm_all_reduce(axis): axis for axis in axes}
 
     def _gather_vectors(self, host: HostProgram, updated: tuple[str, ...]) -> None:
-        """Gather each updated norm and bias alone, after some copies."""
+        """Gather each updated norm and bias by itself, after the copies that `updated` names."""
         n_units = (int(self.shapes.job.trains_head), *(unit.n_trained for unit in self._in_block))
         of_units = [unit.parameters - unit.gathered for unit in self._units]
         vectors = sum(n * elements for n, elements in zip(n_units, of_units, strict=True))

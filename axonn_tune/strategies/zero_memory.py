@@ -26,13 +26,15 @@ def zero_memory(
     engine: Engine,
     sharing: ContextParallelism,
 ) -> dict[str, Array]:
-    """Return the bytes by term, each of shape (C,), of the root and the units of a block.
+    """Return the peak bytes of a rank by term, each of shape (C,).
 
     A block saves the inputs of its products and of the kernels between them, at whole widths;
     selective recomputation forms the softmax of unfused attention again.
 
     Parameters
     ----------
+    units : sequence of GatherUnit
+        The root (embedding, final norm and head), then the unit of a block.
     sharing : ContextParallelism
         How ranks share sequences, if they do.
     """
@@ -68,7 +70,7 @@ def zero_memory(
         "selective": without_scores,
         "full": shapes.residual_bytes,
     }[shapes.recompute]
-    # The gradients of the MLP are formed before those of attention, beside its buffers.
+    # When attention's gradients are formed, with its buffers, those of the MLP are done.
     in_attention = everything - shapes.saved_mlp_bytes + sharing.working_bytes
     layers = range(shapes.model.n_layers)
     moved = moved_by_layers(shapes, layers, shapes.n_backward)
