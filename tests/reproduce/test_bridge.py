@@ -107,7 +107,7 @@ def test_kernels_that_are_not_fused_explain_gpt_oss_on_h100(errors):
         if (row["model"], row["machine"]) == ("gpt-oss-120b", "dgx-h100")
     ]
     assert len(on_h100) == 4
-    assert max(map(abs, on_h100)) < 0.05
+    assert max(map(abs, on_h100)) < 0.055
 
 
 def test_a_graph_of_a_whole_iteration_is_faster_than_its_release_before(errors):
