@@ -23,7 +23,7 @@ from axonn_tune.search.search import Search
 from axonn_tune.simulate.step import PlayedStep
 from axonn_tune.spec.candidates import CandidateTable, Ints, Rows, distinct
 from axonn_tune.spec.plan import Array
-from axonn_tune.spec.recomputation import is_partial, partial_recomputes, repeats_less
+from axonn_tune.spec.recomputation import partial_recomputes, repeats_less
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator, least_step
 from axonn_tune.step.memory import host_memory_bytes, memory_bytes, memory_interval_bytes
@@ -155,8 +155,8 @@ def _without_slower(part: Part, others: Sequence[Part], n_orders: Ints) -> Part:
     """Return a part without the candidates that cannot be the best of their placement.
 
     They take at least as long as the same candidates that recompute less. They are left out where
-    those fit, too, if they recompute further layers, and where they do not take less memory. The
-    others have as many stages, and the part is one of them.
+    those fit, too, and where they do not take less memory. The others have as many stages, and the
+    part is one of them.
     """
     table = part.table
     recompute = table.common_recompute
@@ -167,9 +167,8 @@ def _without_slower(part: Part, others: Sequence[Part], n_orders: Ints) -> Part:
             _, rows, same = np.intersect1d(
                 _numbers(table), _numbers(less), assume_unique=True, return_indices=True
             )
-            repeats_layers = recompute == "full" or is_partial(recompute)
             is_leaner = other.memory[same] <= part.memory[rows]
-            is_slower[rows] |= is_leaner | (other.fits[same] & repeats_layers)
+            is_slower[rows] |= is_leaner | other.fits[same]
     n_slower = int(n_orders[table.placement[part.fits & is_slower]].sum())
     return replace(part.take(~is_slower), n_slower=n_slower)
 

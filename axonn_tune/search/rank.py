@@ -38,7 +38,7 @@ from axonn_tune.spec.candidates import CandidateTable, Ints, Placements, Rows
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Array
-from axonn_tune.spec.recomputation import whole_layers
+from axonn_tune.spec.recomputation import extent
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluation
 from axonn_tune.step.memory import (
@@ -285,10 +285,10 @@ def _rank(search: Search) -> Ranking:
             raise _nothing_fits_in_host(search, min(part.least_host_bytes for part in parts))
         may_fit = any(len(part.table) for part in parts)
         raise _nothing_fits(search, min(part.least_bytes for part in parts), may_fit)
-    ranked = [part.table.placement[part.fits | search.include_oom] for part in parts]
-    n_layouts = int(n_orders[np.unique(np.concatenate(ranked))].sum())
-    n_evaluated = sum(part.n_slower for part in parts)
-    n_evaluated += int(n_orders[np.concatenate(ranked)].sum())
+    of_part = (part.table.placement[part.fits | search.include_oom] for part in parts)
+    ranked = np.concatenate(list(of_part))
+    n_layouts = int(n_orders[np.bincount(ranked, minlength=len(layouts)) > 0].sum())
+    n_evaluated = int(n_orders[ranked].sum()) + sum(part.n_slower for part in parts)
     ranking = _best_ranking(search, parts, rejected, n_evaluated)
     return ranking if search.every_configuration else _wanted(ranking, n_layouts)
 
@@ -415,7 +415,7 @@ def _ranking_of_all(
     table, fits, memory = table.take(rows), fits[rows], memory[rows]
     step, exposed, bubble = times
     # Candidates that do not fit come last, the leanest of them first.
-    keys = [memory, whole_layers(table.recompute), np.where(fits, _rounded(step), memory), ~fits]
+    keys = [memory, extent(table.recompute), np.where(fits, _rounded(step), memory), ~fits]
     if search.cost_model == "paper" and paper_seconds is not None:
         keys.insert(-1, np.where(fits, paper_seconds[table.placement], 0.0))
     unordered = Ranking(

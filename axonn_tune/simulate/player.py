@@ -13,7 +13,7 @@ for the remaining repeats, of which each candidate may have a number of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TypeAlias
@@ -68,14 +68,16 @@ def play(
     """
     zeros = np.zeros(shape)
     state = _State(zeros, zeros, dict.fromkeys(program.lanes, zeros))
-    for phase, repeats in zip(program.phases, program.repeats, strict=True):
+    for i, (phase, repeats) in enumerate(zip(program.phases, program.repeats, strict=True)):
+        awaited = frozenset[str]().union(*(later.awaited for later in program.phases[i:]))
         durations = [
             kernels_seconds(instruction.operations)
             if isinstance(instruction, Kernels)
             else message_seconds(instruction.operation)
             for instruction in phase.instructions
         ]
-        _play_repeated(_Playable(phase, durations, interference, sharing), repeats, state)
+        playable = _Playable(phase, durations, interference, sharing)
+        _play_repeated(playable, repeats, state, awaited)
     end = np.maximum(_latest([state.compute, *state.lane.values()]), least_seconds)
     return Played(end, state.idle + (end - state.compute))
 
@@ -122,6 +124,10 @@ class _State:
             for name, end in self.ended.items()
         }
 
+    def forget(self, awaited: Container[str]) -> None:
+        """Forget when those collectives ended that are not among the awaited ones."""
+        self.ended = {name: end for name, end in self.ended.items() if name in awaited}
+
     def rows(self, rows: np.ndarray) -> _State:
         """Return the state of some candidates, in new arrays."""
         return _State(
@@ -147,10 +153,10 @@ class _State:
         """Replace the state of some candidates, in place."""
         self.compute[rows] = other.compute
         self.idle[rows] = other.idle
-        for lane, free in other.lane.items():
-            self.lane[lane][rows] = free
-        for name, end in other.ended.items():
-            self.ended[name][rows] = end
+        for lane, free in self.lane.items():
+            free[rows] = other.lane[lane]
+        for name, end in self.ended.items():
+            end[rows] = other.ended[name]
 
 
 @dataclass(frozen=True)
@@ -277,8 +283,12 @@ class _Ended:
             state.take(have_ended, ended)
 
 
-def _play_repeated(playable: _Playable, repeats: int | Ints, state: _State) -> None:
+def _play_repeated(
+    playable: _Playable, repeats: int | Ints, state: _State, awaited: Container[str]
+) -> None:
     """Play a phase `repeats` times; once its state repeats, add the period for the rest.
+
+    `awaited` are the collectives for which something waits in this phase or in later ones.
 
     The player is a deterministic function of its state up to a common shift. From the first
     repeat that ends in the state in which it began (shifted), every further repeat adds the same
@@ -304,6 +314,7 @@ def _play_repeated(playable: _Playable, repeats: int | Ints, state: _State) -> N
         remaining = np.maximum(repeats - played, 0)
         unsettled_rows = np.flatnonzero((n_settled < n_enough) & (remaining > 0))
         if not unsettled_rows.size or played == COMMON_REPEATS:
+            state.forget(awaited)
             unsettled = state.rows(unsettled_rows)
             state.extrapolate(earlier, remaining)
             if unsettled_rows.size:

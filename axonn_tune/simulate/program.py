@@ -79,6 +79,11 @@ class PhaseProgram:
     feeding_lanes: frozenset[int]
 
     @cached_property
+    def awaited(self) -> frozenset[str]:
+        """The names of the collectives that something in the phase waits for."""
+        return frozenset(name for op in self.instructions for name in op.waits_for)
+
+    @cached_property
     def drifting(self) -> tuple[Message, ...]:
         """The collectives of lanes for which nothing in the phase waits."""
         messages = [op for op in self.instructions if isinstance(op, Message)]

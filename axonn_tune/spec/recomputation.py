@@ -116,10 +116,11 @@ def n_recomputed_layers(text: str, n_layers: int) -> int:
     return n_layers if text == "full" else 0
 
 
-def whole_layers(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return numbers that grow with the layers that are recomputed as a whole; 0 for none."""
+def extent(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return numbers that grow with what is recomputed: nothing, modules, layers, all layers."""
     layers = np.where(codes == _FULL, _MOST_LAYERS + 1, codes - _FULL)
-    return np.where((codes >= _FULL) & (codes < _MODULES_BASE), layers, 0)
+    of_layers = np.where((codes >= _FULL) & (codes < _MODULES_BASE), layers, 0)
+    return of_layers + (codes > 0)
 
 
 def repeats_less(less: str, more: str) -> bool:
