@@ -113,8 +113,10 @@ def validation_campaign(
     )
 
 
-def run_here(strategy: str, engine: str | None) -> RunnableStrategy:
+def run_here(strategy: str | None, engine: str | None) -> RunnableStrategy:
     """Return what is executed for a strategy, through the runtime and torch or an engine.
+
+    Where no strategy is named, it is the first one that is executed so.
 
     Raises
     ------

@@ -592,7 +592,9 @@ _DTYPE = Option("Number type: bf16 or fp32.", None, "bf16 on a GPU, fp32 on a CP
 _MICRO_BATCH = "Number of sequences that a rank takes at once."
 _GLOBAL_BATCH = "Number of sequences per step."
 _STRATEGY = Option(
-    "Strategy: axonn, or through torch zero3 (FSDP2), hsdp (with replicas) or megatron-tp.", "axonn"
+    "Strategy: axonn, or through torch zero3 (FSDP2), hsdp (with replicas) or megatron-tp.",
+    None,
+    "that of --engine, or axonn",
 )
 _ENGINE = Option(
     "Released engine that trains instead, and is predicted: axonn, deepspeed (with zero3) or "

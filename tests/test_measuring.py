@@ -13,6 +13,7 @@ import axonn_tune
 from axonn_tune.cli.calibrate import command as calibrate_command
 from axonn_tune.cli.validate import command as validate_command
 from axonn_tune.errors import InputError
+from axonn_tune.measuring import run_here
 
 # Options of the command line that say where results come from or go to, or what to make of them.
 OF_FILES_AND_LIMITS = {
@@ -47,6 +48,16 @@ def test_function_and_command_have_the_same_options(function, command):
     assert parameters - OF_FILES_AND_LIMITS == options - OF_FILES_AND_LIMITS
     for name in parameters:
         assert f"    {name} : " in function.__doc__
+
+
+@pytest.mark.parametrize(
+    ("engine", "strategy"),
+    [(None, "axonn"), ("axonn", "axonn"), ("deepspeed", "zero3"), ("megatron-core", "megatron")],
+)
+def test_an_engine_says_what_is_run_where_no_strategy_is_named(engine, strategy):
+    named, unnamed = run_here(strategy, engine), run_here(None, engine)
+    assert unnamed.strategy == named.strategy
+    assert unnamed.axes == named.axes
 
 
 @pytest.mark.parametrize(

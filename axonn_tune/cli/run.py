@@ -165,7 +165,7 @@ def _choose(
     if grid is not None and gpus is not None:
         raise InputError("--gpus goes with --suggest; --grid says how many ranks there are")
     strategy = options["strategy"]
-    assert isinstance(strategy, str)
+    assert strategy is None or isinstance(strategy, str)
     runnable = run_here(strategy, options["engine"])
     require_built(loaded(model), options["seq_len"])
     options["strategy"], options["fix"] = runnable.strategy, runnable.fixed_axes

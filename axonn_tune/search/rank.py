@@ -55,7 +55,7 @@ LARGEST_GPU_COUNT = 2**22
 NEAR_FRACTION = 0.1
 # Of the candidates whose kernels take the least time, as many as are wanted set a mark. Those whose
 # kernels take at most so many times as long are played first: messages often add no more.
-PROMISING_FACTOR = 1.2
+PROMISING_FACTOR = 1.1
 # Of many numbers only multiples of a power of two are looked at, at least so many on each side.
 LEAST_NEAR_COUNTS = 32
 MEMORY_REASON = "out of memory"

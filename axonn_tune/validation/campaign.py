@@ -108,12 +108,14 @@ def released_strategies(engine: Engine, has_experts: bool = False) -> dict[str, 
 
 
 def runnable(
-    name: str, engine: Engine | None = None, has_experts: bool = False
+    name: str | None, engine: Engine | None = None, has_experts: bool = False
 ) -> RunnableStrategy:
     """Return a strategy that can be validated here, by the name that users give it.
 
     Parameters
     ----------
+    name : str or None
+        The name; None for the first strategy that can be validated.
     engine : Engine, optional
         A released engine with a package, which carries it out instead of the runtime and torch.
     has_experts : bool
@@ -125,6 +127,7 @@ def runnable(
         It is not executed here.
     """
     known = runnable_strategies() if engine is None else released_strategies(engine, has_experts)
+    name = name or next(iter(known))
     if name not in known:
         through = "" if engine is None else f" with --engine {engine.name}"
         raise InputError(

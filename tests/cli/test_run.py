@@ -236,7 +236,10 @@ def test_a_stopped_rank_ends_a_run_on_several_axes_in_time():
         (["--grid", "2x1x1x1", "--context-kind", "ring"], "run has no --context-kind, which is"),
         (["--grid", "2x1x1x1", "--no-such"], "No such option '--no-such'"),
         (["--grid", "1x1x2x1", "--engine", "nanotron"], "allowed: axonn, deepspeed, "),
-        (["--grid", "1x1x2x1", "--engine", "deepspeed"], "with --engine deepspeed; allowed: zero3"),
+        (
+            ["--grid", "1x1x2x1", "--engine", "deepspeed"],
+            "is not the size of an axis; for example shard=2",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_starts_nothing(arguments, named, capsys):
