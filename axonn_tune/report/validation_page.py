@@ -328,7 +328,7 @@ explain it: it sleeps 0.1 s between looks at whether a message of shapes has pas
 runs it made is not written anywhere, so that no prediction can know it. *all not set apart* leaves
 these 112 out, by a rule that looks at no prediction; all other rows keep them. Among them are all
 10 runs that took ten times as long as the same layout with the other stage of ZeRO; without these
-10 alone, Spearman within jobs is 0.842.
+10 alone, Spearman within jobs is 0.843.
 *near*:
 steps that took at most twice as long as the fastest of their job, among which people choose.
 *naive*: FLOPs at one fraction of the peak, fitted to the very rows of a table, times the bubble.
@@ -342,10 +342,12 @@ vTrain's own claim 14.7 %."""
 
 _MEMORY_READING = """All of these steps ran. An error is what the allocator was predicted to hold
 over what was measured, minus one: on the fullest GPU, or in the first stage of a pipeline where
-nanotron ran, which writes down the memory of rank 0 alone (helpers.py, write_to_csv). Nothing of it
-is fitted: an engine's file counts the bytes in its code. Without the assumed fragmentation, what
-Megatron-Core allocates on B200 is met within 0.5 % in the mean (a test holds it). nanotron's rows
-scatter: layouts that differ in their number of replicas only, and that must hold the same, were
+nanotron ran, which writes down the memory of rank 0 alone (helpers.py, write_to_csv). Its number
+must be what the allocator has reserved when the third step ends: peaks are reset after the passes
+of a step (log_memory), so that what was allocated could not grow with the micro-batch, as the
+number does. Nothing is fitted: an engine's file counts the bytes in its code. Without the assumed
+fragmentation, what Megatron-Core allocates on B200 is met within 0.5 % in the mean (a test holds it).
+nanotron's rows scatter: layouts that differ in their number of replicas only, and that must hold the same, were
 measured 4 % from their median in the mean, and up to 78 % apart. Their allocator also holds what it
 has reserved for tensors that are gone, but that the GPU has yet to reduce and scatter: 53 of them
 without a pipeline, where the host is a full queue of launches ahead. There the median error is
