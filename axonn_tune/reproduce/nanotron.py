@@ -30,7 +30,10 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
     The steps of 1B on up to 16 nodes are those on which the engine's times of the host were
     fitted. Runs that slept between their stages are set apart. Only rank 0, which is in the first
-    stage, wrote down its memory (nanotron e24d2483, helpers.py, write_to_csv).
+    stage, wrote down its memory (nanotron 67c5ebb6, helpers.py, write_to_csv): what its allocator
+    has reserved at the end of the third step (trainer.py, train_step_logs). What it has allocated
+    would not depend on the micro-batch, since each step resets the peak after its passes
+    (logging.py, log_memory).
     """
     engine = loaders.engine("nanotron")
     machine = loaders.machine("aws-p5-2024")

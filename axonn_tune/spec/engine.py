@@ -163,7 +163,7 @@ class MegatronProgram:
         Whether `overlap_grad_reduce` holds where optimizer states are sharded, too.
     sums_sharded
         Whether gradients are all-reduced even where optimizer states are sharded, so that each rank
-        has all sums and not only those of its shard.
+        has all sums, forms the norm of all and clips all, and not only those of its shard.
     scales_gradients
         Whether a kernel divides gradients by the number of replicas before they are reduced
         (average_in_collective off).

@@ -590,6 +590,7 @@ class MegatronCommunication(SequenceParallel):
             norm_sums={names.norm_all_reduce(axis): axis for axis in ("tensor", PIPELINE)},
             cleared=owned if options.shards_gradients else stored,
             offload=options.engine.offload_in(self.shapes.job),
+            clipped=stored if options.engine.megatron.sums_sharded else owned,
             states=options.states(self.shapes.job),
             has_main_gradients=options.engine.megatron.has_main_gradients,
         )

@@ -90,6 +90,7 @@ def clip_and_update(
     cleared: Array | None = None,
     offload: OffloadProgram | None = None,
     in_optimizer: bool = False,
+    clipped: Array | None = None,
     states: States | None = None,
     has_main_gradients: bool = False,
 ) -> tuple[str, ...]:
@@ -110,6 +111,9 @@ def clip_and_update(
         How the states are offloaded, if they are.
     in_optimizer : bool
         Whether the optimizer on the GPU clips the gradient as it reads it.
+    clipped : array, shape (C,), optional
+        Number of gradient elements whose norm the GPU forms, and which it clips; by default those
+        of the parameters whose states the rank holds.
     states : States, optional
         What the optimizer keeps on the GPU; by default moments and master weights of the job.
     has_main_gradients : bool
@@ -122,6 +126,7 @@ def clip_and_update(
         Names of the copies that end before the updated weights can be gathered.
     """
     cleared_bytes = gradient_bytes * (owned if cleared is None else cleared)
+    clipped = owned if clipped is None else clipped
     states = states or states_of(job)
     is_main = has_main_gradients and offload is None and states == _MIXED
     if is_main:
@@ -130,14 +135,14 @@ def clip_and_update(
     if offload is not None and offload.weights:
         host.host_kernel(names.GRADIENT_NORM, owned * FP32_BYTES)
     else:
-        host.memory_bound(names.GRADIENT_NORM, owned * gradient_bytes, "reduce")
+        host.memory_bound(names.GRADIENT_NORM, clipped * gradient_bytes, "reduce")
     for name, group in norm_sums.items():
         host.run(name, "all_reduce", FP32_BYTES, group)
     in_optimizer = in_optimizer and offload is None
     if offload is not None and offload.gradients:
         host.host_kernel(names.GRADIENT_CLIP, 2.0 * owned * FP32_BYTES)
     elif not in_optimizer:
-        host.memory_bound(names.GRADIENT_CLIP, 2.0 * owned * gradient_bytes, "scale")
+        host.memory_bound(names.GRADIENT_CLIP, 2.0 * clipped * gradient_bytes, "scale")
     if offload is not None:
         return _update_on_host(host, job, owned, cleared_bytes, offload)
     # The optimizer reads the gradient, reads and writes the states and writes the weight; without

@@ -176,6 +176,29 @@ def test_one_sum_and_one_gather_follow_all_micro_steps_with_sharded_states():
     assert megatron_of(ENGINE, (1,), overlap_grad_reduce=True).overlap_grad_reduce
 
 
+def clip(gradients, max_norm):
+    """nanotron's clip_grad_norm (optim/clip_grads.py), without the sum over ranks."""
+    norms = [torch.linalg.vector_norm(each, dtype=torch.float) for each in gradients]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    coefficient = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    for each in gradients:
+        each.mul_(coefficient)
+
+
+def test_every_replica_clips_all_sums_of_gradients_although_it_updates_a_part():
+    """Each replica has the whole sums, since these are all-reduced, and clips what it has."""
+    n_sums, n_replicas = int(MODEL.parameters), 4
+    with Kernels() as clipping:
+        clip([torch.empty(n_sums, device="meta")], 1.0)
+    counted = sum(kernel.nbytes for kernel in clipping.found if kernel.nbytes > n_sums)
+    assert counted == pytest.approx(3 * 4 * n_sums, rel=1e-4)
+    strategy = megatron_of(ENGINE, (1,), distributed_optimizer=True)
+    end = operations(plan_of(strategy, MODEL, Job(4, 16, 64), data=n_replicas).step_end)
+    planned = {op.name: number(op.nbytes) for op in end if op.name.startswith("gradient.")}
+    in_plan = planned["gradient.norm"] + planned["gradient.clip"]
+    assert in_plan == pytest.approx(counted, rel=1e-3)
+
+
 def gather_parts(weights, n_replicas):
     """nanotron's all_gather_coalesced (distributed.py), without the gather itself."""
     parts = [torch.chunk(weight.view(-1), n_replicas) for weight in weights]
