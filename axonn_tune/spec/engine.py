@@ -300,6 +300,23 @@ class ZeroProgram:
         many reductions of a unit as it has gathers.
     overlaps
         Whether gathers and reductions overlap with kernels, if the job lets them.
+    gathers_in_place
+        Whether weights are gathered to where products read them, so that no kernel copies them.
+    keeps_ends
+        Whether embedding, final norm and head stay gathered from their first use in a step to its
+        end. The gradients of the first one, and of the other two, are then reduced by themselves.
+    low_weights
+        Whether matrices of blocks are stored and gathered in the format of low products, if their
+        recipe gathers low.
+    keeps_transposed
+        Whether transposed copies of such matrices stay, whole, from the first backward pass of a
+        step to its end. Without it each backward pass forms them again.
+    scales_gradients
+        Whether a kernel divides gradients by the number of ranks before they are reduced.
+    has_main_gradients
+        Whether the optimizer reads gradients of its own in fp32 (see `MegatronProgram`).
+    copies_heads
+        Whether heads are copied out of the product that forms them (see `MegatronProgram`).
     view_seconds
         Time of the host for each rank's part of a tensor that is gathered, in which the device
         stands still; None for none.
@@ -351,6 +368,8 @@ class ZeroProgram:
         Whether more ranks than there are KV heads may share sequences by Ulysses.
     offloads_inputs
         Whether the inputs of recomputed layers can be in the host's memory between both passes.
+    offloads_layers
+        Whether all that some layers save can be in the host's memory between both passes.
     keeps_mixtures
         Whether the blocks of a model with experts stay gathered from their forward to their
         backward pass.
@@ -379,6 +398,13 @@ class ZeroProgram:
     live_elements: float = 0.0
     bucket_elements: float = 0.0
     overlaps: bool = True
+    gathers_in_place: bool = False
+    keeps_ends: bool = False
+    low_weights: bool = False
+    keeps_transposed: bool = False
+    scales_gradients: bool = False
+    has_main_gradients: bool = False
+    copies_heads: bool = False
     view_seconds: Quantity | None = None
     slice_seconds: Quantity | None = None
     is_fsdp2: bool = False
@@ -398,6 +424,7 @@ class ZeroProgram:
     repeats_kv_heads: bool = False
     copies_kv_heads: bool = False
     offloads_inputs: bool = False
+    offloads_layers: bool = False
     keeps_mixtures: bool = False
     syncs_mixtures_once: bool = False
     keeps_replicas: bool = True

@@ -141,6 +141,11 @@ def transposed(owner: str) -> str:
     return f"{owner}.transposed"
 
 
+def transposed_weight(owner: str) -> str:
+    """Return the name of the kernel that transposes a weight which was gathered for dI."""
+    return f"{owner}.transposed_weight"
+
+
 def views(owner: str) -> str:
     """Return the name of the host's work on the views into which a unit is gathered."""
     return f"{owner}.views"

@@ -32,6 +32,16 @@ def of_samples(kernel: Attention, job: Job) -> Attention:
     )
 
 
+def copy_heads(host: HostProgram, shapes: Shapes, chain: str) -> None:
+    """Copy heads out of the product that formed them, or join their gradients."""
+    name = names.of_layer(chain, "attention_copies")
+    if chain == BACKWARD:
+        host.memory_bound(name, 2.0 * shapes.joined_heads_bytes, "copy")
+    else:
+        nbytes = 2.0 * shapes.copied_heads_bytes
+        host.memory_bound(name, nbytes, "copy", strided_bytes=nbytes)
+
+
 def whole_attention(host: HostProgram, shapes: Shapes, chain: str, window: int) -> None:
     """Run attention with the rank's heads, over its share of the queries."""
     job = shapes.job

@@ -63,6 +63,14 @@ class Communication:
         """
         return True
 
+    @property
+    def share_transposed(self) -> Size | None:
+        """The share of backward passes that transpose weights which were gathered in a low format.
+
+        None where weights are gathered in the job's type, and cast.
+        """
+        return None
+
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the first weight of a pass; nothing has been issued before it.
 

@@ -21,6 +21,7 @@ from axonn_tune.spec.names import (
     RECOMPUTE,
 )
 from axonn_tune.spec.plan import Array, Size
+from axonn_tune.strategies.attention import copy_heads
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import context_parallelism
@@ -209,14 +210,8 @@ class MegatronCommunication(SequenceParallel):
 
     def _copy_heads(self, host: HostProgram, chain: str) -> None:
         """Copy heads out of the product that formed them, or join their gradients."""
-        if not self.options.engine.megatron.copies_heads:
-            return
-        name = names.of_layer(chain, "attention_copies")
-        if chain == BACKWARD:
-            host.memory_bound(name, 2.0 * self.shapes.joined_heads_bytes, "copy")
-        else:
-            nbytes = 2.0 * self.shapes.copied_heads_bytes
-            host.memory_bound(name, nbytes, "copy", strided_bytes=nbytes)
+        if self.options.engine.megatron.copies_heads:
+            copy_heads(host, self.shapes, chain)
 
     @property
     def transfer_bytes(self) -> Array:

@@ -8,6 +8,10 @@ groups that are offloaded last stay on the GPU).
 
 Inputs of whole layers, which are recomputed, move in the same way (Arctic Long Sequence Training,
 arXiv 2506.13996, section 3.3; there the host waits for each copy, and the last layer's moves, too).
+
+Transformer Engine moves all that some layers save, for which it has the time of all layers
+(d0067d0d, pytorch/cpu_offload.py, DefaultOffloadSynchronizer): each layer but the last counts with
+an equal share of these bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import numpy as np
 from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.engine import HOST_ACTIVATIONS, value_or
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.offload import LAYER_INPUTS, offloaded_modules
+from axonn_tune.spec.offload import LAYER_INPUTS, LAYERS, offloaded_layers, offloaded_modules
 from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.experts import ExpertShapes
 from axonn_tune.strategies.shapes import Shapes
@@ -32,9 +36,18 @@ def moved_bytes(shapes: Shapes, block: Block) -> Size:
     """
     modules = offloaded_modules(shapes.job.offload_modules)
     sizes = {**_of_norms(shapes), **_of_attention(shapes), LAYER_INPUTS: shapes.residual_bytes}
+    n_layers = offloaded_layers(shapes.job.offload_modules)
+    if n_layers:
+        sizes[LAYERS] = saved_by_kernels(shapes) * (n_layers / (shapes.model.n_layers - 1))
     if block.has_experts and shapes.model.experts is not None:
         sizes |= _of_experts(ExpertShapes(shapes, shapes.model.experts))
     return sum((sizes.get(module, 0.0) for module in modules), start=np.zeros(len(shapes.table)))
+
+
+def saved_by_kernels(shapes: Shapes) -> Array:
+    """Return the bytes that a block saves at whole widths, but for the scores of attention."""
+    norms = shapes.norm_input_bytes + shapes.norm_output_bytes
+    return norms + shapes.inner_bytes + shapes.adapter_bytes
 
 
 def moved_by_layers(shapes: Shapes, layers: Sequence[int], n_layers: int) -> Array:

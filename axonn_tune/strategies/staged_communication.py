@@ -16,6 +16,7 @@ from axonn_tune.strategies.zero_communication import ZeroCommunication, replica_
 
 if TYPE_CHECKING:
     from axonn_tune.strategies.sharding import Sharding
+    from axonn_tune.strategies.units import GatherUnit
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +34,8 @@ class StagedCommunication(ZeroCommunication):
         """The groups of the strategy, over which gradients are reduced once."""
         return replace(self.options.sharding, gradients="", reduced_once=True)
 
-    def _share(self, chain: str) -> Size:
-        """Return the share of the units of a chain that are gathered."""
+    def _share(self, chain: str, unit: GatherUnit) -> Size:
+        """Return the share of a chain's units that are gathered."""
         return 1.0 if self.sync and chain == FORWARD else 0.0
 
     @property

@@ -89,8 +89,13 @@ class Transformer:
     def _take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
         """Wait for a layer's weight, and cast it unless it stays with the rank."""
         self.communication.take_weight(host, weight, following)
-        if not self.communication.keeps_weights:
+        if self.communication.keeps_weights:
+            return
+        share_transposed = self.communication.share_transposed
+        if share_transposed is None:
             self.casts.cast_weight(host, weight.chain, weight.layer)
+        elif weight.chain == BACKWARD:
+            self.casts.transpose_gathered(host, weight.layer, share_transposed)
 
     def _linear_forward(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
         """Multiply, and sum the output over the axis that splits k."""

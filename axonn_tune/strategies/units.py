@@ -35,6 +35,8 @@ class GatherUnit:
         Number of reductions that carry its gradients; a share of one where units share them.
     sharded_over
         Group whose ranks share it; empty where this is the group of the strategy.
+    low
+        Number of its parameters that are stored and gathered in the format of low products.
     """
 
     name: str
@@ -46,6 +48,7 @@ class GatherUnit:
     n_calls: Size
     n_reductions: Size
     sharded_over: str = ""
+    low: Size = 0.0
 
     @property
     def all_trained(self) -> Size:
@@ -60,6 +63,14 @@ class GatherUnit:
         """
         parameters = self.count * self.parameters
         return _stored_bytes(job, parameters, self.all_trained, stored_element_bytes)
+
+    def gathered_bytes(self, job: Job) -> Size:
+        """Return the bytes of a whole unit as it is gathered."""
+        return self.gathered * job.element_bytes - self.saved_bytes(job)
+
+    def saved_bytes(self, job: Job) -> Size:
+        """Return the bytes that a whole unit saves since some parameters have a low format."""
+        return self.low * (job.element_bytes - job.operand_bytes)
 
     def fp32_shard_bytes(self, job: Job) -> Size:
         """Return the bytes of a whole unit whose trained parameters are stored in fp32."""

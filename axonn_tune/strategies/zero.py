@@ -26,7 +26,7 @@ from axonn_tune.spec.engine import IDEAL, RING, ULYSSES, Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, PIPELINE, TENSOR, Axes
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.offload import LAYER_INPUTS
+from axonn_tune.spec.offload import LAYER_INPUTS, LAYERS
 from axonn_tune.spec.plan import Array, Size, StepPlan
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.adapters import adapter_elements
@@ -228,12 +228,13 @@ class Zero:
         """Return the operations of one rank in one training step, for all candidates.
 
         One micro-step of a step differs if gradients are reduced, or summed over replicas, or a
-        second copy of the weights is made, or stages gather their weights.
+        second copy of the weights is made, or weights are gathered that stay.
         """
         shapes = self.shapes(model, job, table)
         usual = Transformer(shapes, self.communication(shapes, sync=False))
         sharding = self.sharding
         differs = sharding.replicas or sharding.copy or sharding.reduced_once
+        differs = differs or self.engine.zero.keeps_ends
         if not (differs or table.is_pipelined):
             return step_plan(usual)
         synchronising = Transformer(shapes, self.communication(shapes, sync=True))
@@ -263,7 +264,11 @@ class Zero:
                 owned = self.trained_share(shapes, sharding.gradients)
                 terms["gradients"] = owned * FP32_BYTES
             return terms
-        return zero_memory(shapes, self.units(shapes), sharding, self.engine, sharing)
+        transposes = self.gathers_low_weights(job) and job.transposes_operands
+        ends = self.ends(shapes).values()
+        return zero_memory(
+            shapes, self.units(shapes), ends, sharding, self.engine, sharing, transposes
+        )
 
     def first_stage_memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of a rank in the first stage by term, each of shape (C,)."""
@@ -288,6 +293,11 @@ class Zero:
         """Return what a rank of FSDP2 keeps."""
         sharding, element_bytes = self.sharding, self.kept_element_bytes(job)
         return Kept(sharding.weights, element_bytes, self.keeps_blocks, sharding.reduced_once)
+
+    def gathers_low_weights(self, job: Job) -> bool:
+        """Return whether a job's matrices of blocks are stored and gathered in a low format."""
+        recipe = job.recipe
+        return self.engine.zero.low_weights and recipe is not None and recipe.gathers_low
 
     def kept_element_bytes(self, job: Job) -> float:
         """Return the bytes of an element of the shards of gradients: FSDP2's are in fp32."""
@@ -355,6 +365,22 @@ class Zero:
         """
         layers = layers_of_stage(shapes, 0, shapes.table)
         return self._units_of(shapes, layers, True, not shapes.table.is_pipelined)
+
+    def ends(self, shapes: Shapes) -> dict[str, GatherUnit]:
+        """Return the parts of the root that are reduced by themselves.
+
+        They are known by the layer whose gradient is formed last. A head that shares the
+        embedding's weight has no gradient of its own.
+        """
+        model, job, root = shapes.model, shapes.job, self.units(shapes)[0]
+        is_apart = self.engine.zero.keeps_ends and not model.tied_embeddings and job.trains_head
+        if not is_apart:
+            return {"embedding": root}
+        head = model.head.parameters / shapes.y + model.norm_parameters
+        ends = {"head": replace(root, name="head", trained=head)}
+        if job.trains_embedding:
+            ends["embedding"] = replace(root, trained=root.trained - head)
+        return ends
 
     def _units_of(
         self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool
@@ -428,7 +454,12 @@ class Zero:
         if bucket_elements:
             n_reductions = np.minimum(n_calls, trained / bucket_elements)
         whole, sent = weights + added, gathered + added
-        return GatherUnit(name, count, whole, trained, n_trained, sent, n_calls, n_reductions)
+        low: Size = 0.0
+        if layers and self.gathers_low_weights(job):
+            low = stage_parameters(model, layers, first, last)[0] / count / shapes.y
+        return GatherUnit(
+            name, count, whole, trained, n_trained, sent, n_calls, n_reductions, low=low
+        )
 
     def _mean_weights(self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool) -> Size:
         """Return how many weights a rank gathers of a layer on average, or of a part without any.
@@ -485,7 +516,10 @@ def zero3(
         has_experts=has_experts,
         context_kind=context_kind,
         overlaps_tensor=overlaps_tensor,
-        offload_modules=(LAYER_INPUTS,) if engine.zero.offloads_inputs else (),
+        offload_modules=(
+            *((LAYER_INPUTS,) if engine.zero.offloads_inputs else ()),
+            *((LAYERS,) if engine.zero.offloads_layers else ()),
+        ),
         engine=engine,
     )
 

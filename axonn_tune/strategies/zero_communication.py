@@ -12,9 +12,10 @@ from axonn_tune.spec import names
 from axonn_tune.spec.engine import OffloadProgram, ZeroProgram
 from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.layout import EXPERT, PIPELINE, TENSOR
-from axonn_tune.spec.names import FORWARD
+from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size
 from axonn_tune.strategies.async_tensor import AsyncTensorParallel
+from axonn_tune.strategies.attention import copy_heads
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.optimizer import clip_and_update, states_of
 from axonn_tune.strategies.program import HostProgram
@@ -95,7 +96,12 @@ class ZeroCommunication(AsyncTensorParallel):
 
     def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Run attention over sequences that several ranks share, if they do."""
+        copies = self._program.copies_heads and self.shapes.job.attention == "flash"
+        if copies and chain != BACKWARD:
+            copy_heads(host, self.shapes, chain)
         self.options.shared_sequences(self.shapes).attend(host, chain, window)
+        if copies and chain == BACKWARD:
+            copy_heads(host, self.shapes, chain)
 
     # Experts ---------------------------------------------------------------------------------
 
@@ -160,6 +166,13 @@ class ZeroCommunication(AsyncTensorParallel):
         """Whether weights stay with the rank; if they are sharded, they are gathered when used."""
         return not self._sharding.weights
 
+    @property
+    def share_transposed(self) -> Size | None:
+        """All backward passes transpose low weights, or the first one in a step."""
+        if not self.options.gathers_low_weights(self.shapes.job):
+            return None
+        return 1.0 - self._share_added if self._program.keeps_transposed else 1.0
+
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the root before the embedding."""
         if weight.layer == "embedding" and self._gathers_ahead:
@@ -205,9 +218,9 @@ class ZeroCommunication(AsyncTensorParallel):
         group, is_quantised = self._source(chain, unit)
         size = self.shapes.table.size(group)
         name = names.of_layer(chain, unit.name)
-        share = self._share(chain)
+        share = self._share(chain, unit)
         gathered = share * unit.gathered
-        nbytes = gathered * self.shapes.element_bytes
+        nbytes = share * unit.gathered_bytes(self.shapes.job)
         if is_quantised:
             packed = gathered * INT8_BYTES
             host.memory_bound(f"{name}.quantise", (size > 1) * (nbytes + packed) / size, "scale")
@@ -227,9 +240,10 @@ class ZeroCommunication(AsyncTensorParallel):
         n_calls = share * unit.n_calls
         host.issue(names.all_gather(name), "all_gather", full, group, n_calls, after)
 
-    def _share(self, chain: str) -> Size:
-        """Return the share of the units of a chain that are gathered, on average."""
-        if self.options.syncs_once and not self.sync:
+    def _share(self, chain: str, unit: GatherUnit) -> Size:
+        """Return the share of a chain's units of one kind that are gathered, on average."""
+        is_kept = self._program.keeps_ends and unit.name == self._root.name
+        if (self.options.syncs_once or is_kept) and not self.sync:
             return 0.0
         return 1.0 if chain == FORWARD else self._share_gathered_again
 
@@ -249,7 +263,7 @@ class ZeroCommunication(AsyncTensorParallel):
         """Wait for a gather, and copy or unpack the received weights to where they are used."""
         if not self._overlap.oag:
             self._start_gather(host, chain, unit)
-        share = self._share(chain)
+        share = self._share(chain, unit)
         if not np.any(share):
             return
         group, is_quantised = self._source(chain, unit)
@@ -262,7 +276,7 @@ class ZeroCommunication(AsyncTensorParallel):
         received = np.where(self.shapes.table.size(group) > 1, gathered, 0.0)
         if is_quantised:
             host.memory_bound(f"{name}.dequantise", received * (INT8_BYTES + element), "scale")
-        else:
+        elif not self._program.gathers_in_place:
             # The first gather of a step is over other ranks than those from the second copy.
             is_first = self._sharding.copy and group == self._sharding.weights
             copy = f"{name}.first_copy" if is_first else f"{name}.copy"
@@ -295,9 +309,12 @@ class ZeroCommunication(AsyncTensorParallel):
             self._finish_reduction(host, unit)
 
     def send_gradient(self, host: HostProgram, layer: str) -> None:
-        """Start to reduce the root's gradients, the last of which is the embedding's."""
-        if layer == "embedding":
-            self._start_reduction(host, self._root)
+        """Start to reduce the root's gradients, the last of which is the embedding's.
+
+        Where head and embedding are reduced by themselves, each is as soon as it is formed.
+        """
+        if layer in self._ends:
+            self._start_reduction(host, self._ends[layer])
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
         """Wait for the last gradients and add them.
@@ -309,12 +326,18 @@ class ZeroCommunication(AsyncTensorParallel):
         if not job.trains_embedding:
             if self._overlap.ors:
                 self._finish_blocks(host)
-            if job.trains_head:
+            if job.trains_head and "head" not in self._ends:
                 self._start_reduction(host, self._root)
         if job.trains_embedding or job.trains_head:
-            self._finish_reduction(host, self._root)
+            for unit in self._ends.values():
+                self._finish_reduction(host, unit)
         if self._sharding.reduced_once:
             self._add_whole_gradients(host)
+
+    @cached_property
+    def _ends(self) -> dict[str, GatherUnit]:
+        """The parts of the root that are reduced by themselves."""
+        return self.options.ends(self.shapes)
 
     def _add_whole_gradients(self, host: HostProgram) -> None:
         """Add gradients to those of earlier micro-steps, where each is reduced once in a step.
@@ -375,6 +398,8 @@ class ZeroCommunication(AsyncTensorParallel):
             size = table.size(group)
             sent = (size > 1) * remaining
             host.memory_bound(f"{name}.pack", sent * (element + message_element), "copy")
+            if self._program.scales_gradients:
+                host.memory_bound(f"{name}.scale", sent * (2.0 * message_element), "scale")
             reduction = names.reduce(name)
             nbytes = remaining * message_element
             host.issue(reduction, kind, nbytes, group, unit.n_reductions, before)
@@ -495,6 +520,7 @@ class ZeroCommunication(AsyncTensorParallel):
             norm_sums=self._norm_sums,
             offload=self.options.engine.offload_in(shapes.job),
             states=states_of(shapes.job, self.options.engine.low_states),
+            has_main_gradients=self._program.has_main_gradients,
         )
         keeps_vectors = self._program.keeps_vectors and not self.keeps_weights
         if keeps_vectors and shapes.job.trains_weights:
