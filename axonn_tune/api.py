@@ -462,8 +462,8 @@ def launch(
     grid : str, sequence of int, mapping, Layout or None
         The layout; by default the best one.
     framework : str or None
-        axonn, megatron, fsdp2, torchtitan or deepspeed; by default that of the engine, or the usual
-        one of the strategy.
+        axonn, megatron, fsdp2, torchtitan, deepspeed or megatron-fsdp; by default that of the
+        engine, or the usual one of the strategy.
     train : str or None
         A program of your own in place of the written one, or the path of pretrain_gpt.py.
     sbatch : sequence of str

@@ -335,7 +335,8 @@ class MemoryOptions(TypedDict, total=False):
         Option(
             "Modules whose inputs are in the host's memory between forward and backward pass: "
             "core_attn,attn_proj (megatron; also attn_norm, qkv_linear, mlp_norm, expert_fc1, "
-            "moe_act), or layer_inputs (zero3 with deepspeed-alst).",
+            "moe_act), layer_inputs (zero3 with deepspeed-alst), or layers:N (all that N layers "
+            "save; zero3 with megatron-fsdp).",
             "",
             "none",
         ),

@@ -25,7 +25,7 @@ from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import ALIASES, AXES, ORDERS, PAPER_ORDER, check_order
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import RECOMPUTES, Model
-from axonn_tune.spec.offload import LAYER_INPUTS, require_offload
+from axonn_tune.spec.offload import LAYER_INPUTS, LAYERS, offloaded_layers, require_offload
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 from axonn_tune.spec.recomputation import broken_module_rules, recompute_code
 from axonn_tune.spec.scenario import Scenario
@@ -198,6 +198,12 @@ def _recomputes(recompute: str, job: Job) -> tuple[str, ...]:
                 f"recompute is '{recompute}'; allowed with --offload-modules {LAYER_INPUTS}: full"
             )
         return ("full",)
+    if offloaded_layers(job.offload_modules):
+        if recompute not in ("auto", "none"):
+            raise InputError(
+                f"recompute is '{recompute}'; allowed with --offload-modules {LAYERS}:N: none"
+            )
+        return ("none",)
     if job.offload_modules and recompute.startswith("full"):
         raise InputError(
             f"recompute is '{recompute}'; allowed with --offload-modules: none, selective, modules"

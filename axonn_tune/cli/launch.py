@@ -14,7 +14,7 @@ from axonn_tune.cli.options import LAYOUT_HELP, search_options
 @click.option("--grid", metavar="LAYOUT", help=f"{LAYOUT_HELP}  [default: the best]")
 @click.option(
     "--framework",
-    help="Framework: axonn, megatron, fsdp2, torchtitan or deepspeed.  "
+    help="Framework: axonn, megatron, fsdp2, torchtitan, deepspeed or megatron-fsdp.  "
     "[default: the engine's, or the strategy's]",
 )
 @click.option(

@@ -6,6 +6,7 @@ Core from which it builds its arguments (main, August 2026).
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import prod
 
 from axonn_tune.errors import InputError
@@ -35,14 +36,14 @@ _FEW, _MANY = "1", "32"
 # The names of Transformer Engine, which Megatron-Core passes on.
 _CONTEXT_KINDS = {RING: "p2p", ALL_GATHER: "all_gather", ULYSSES: "a2a"}
 # Transformer Engine chooses cuDNN by itself where that is faster.
-_ATTENTION_BACKENDS = {
+ATTENTION_BACKENDS = {
     FLASH_ATTENTION: "flash",
     "cudnn": "auto",
     "cudnn-9.13": "auto",
     "unfused": "unfused",
 }
 
-_TRAINING_FLAGS = (
+TRAINING_FLAGS = (
     "--mock-data",
     f"--train-iters {N_STEPS}",
     "--lr 1e-4",
@@ -57,7 +58,7 @@ _TRAINING_FLAGS = (
 
 
 # Transformer Engine's own formats of each recipe: gradients have e5m2 where a tensor has one scale.
-_PRECISION_FLAGS = {
+PRECISION_FLAGS = {
     "bf16": (),
     "fp8-delayed": ("--fp8-format hybrid", "--fp8-recipe delayed"),
     "fp8-current": ("--fp8-format hybrid", "--fp8-recipe tensorwise"),
@@ -81,17 +82,6 @@ _NOT_DELAYED = {"layernorm", "moe_act"}
 
 def start(prediction: Prediction, train: str | None) -> Start:
     """Return how Megatron-LM is started; `train` is the path of its pretrain_gpt.py."""
-    program = train or PROGRAM
-    command = (("python", program), *(tuple(line.split()) for line in flags(prediction)))
-    to_fill_in: tuple[str, ...] = (
-        "Activate an environment in which python finds what Megatron-LM needs.",
-        f"Clone Megatron-LM so that {program} exists (--train names another path).",
-        "It trains on mock data; replace --mock-data by --data-path, and the tokenizer by yours.",
-    )
-    if prediction.scenario.model.qk_norm == "all":
-        to_fill_in += (
-            "Megatron-LM normalises each head's query and key; the model all heads at once.",
-        )
     strategy = prediction.scenario.strategy
     assert isinstance(strategy, Megatron3D)
     # Megatron-FSDP asserts that the variable is not set.
@@ -101,6 +91,27 @@ def start(prediction: Prediction, train: str | None) -> Start:
         one_queue = prediction.scenario.machine.gpu.one_queue
         has_one = strategy.has_one_queue(one_queue, prod(sizes))
         environment[_CONNECTIONS] = _FEW if has_one else _MANY
+    return start_of(prediction, train, flags(prediction), environment)
+
+
+def start_of(
+    prediction: Prediction,
+    train: str | None,
+    lines: Sequence[str],
+    environment: Mapping[str, str],
+) -> Start:
+    """Return how Megatron-LM is started with some lines of flags, and variables of each rank."""
+    program = train or PROGRAM
+    command = (("python", program), *(tuple(line.split()) for line in lines))
+    to_fill_in: tuple[str, ...] = (
+        "Activate an environment in which python finds what Megatron-LM needs.",
+        f"Clone Megatron-LM so that {program} exists (--train names another path).",
+        "It trains on mock data; replace --mock-data by --data-path, and the tokenizer by yours.",
+    )
+    if prediction.scenario.model.qk_norm == "all":
+        to_fill_in += (
+            "Megatron-LM normalises each head's query and key; the model all heads at once.",
+        )
     return Start({}, command, to_fill_in, environment)
 
 
@@ -119,7 +130,7 @@ def flags(prediction: Prediction) -> list[str]:
         )
     lines = [
         *model_flags(model, job.seq_len),
-        *_TRAINING_FLAGS,
+        *TRAINING_FLAGS,
         *([f"--mtp-num-layers {job.mtp_modules}"] if job.mtp_modules else []),
         f"--tensor-model-parallel-size {sizes['tensor']}",
         f"--pipeline-model-parallel-size {sizes[PIPELINE]}",
@@ -155,16 +166,16 @@ def flags(prediction: Prediction) -> list[str]:
         lines += [f"--exp-avg-dtype {job.moments}", f"--exp-avg-sq-dtype {job.moments}"]
     if not strategy.fused_accumulation:
         lines.append("--no-gradient-accumulation-fusion")
-    lines += _recompute_flags(configuration.recompute, job.precision)
+    lines += recompute_flags(configuration.recompute, job.precision)
     if job.dtype != "fp32":
         lines.append(f"--{job.dtype}")
-    lines += _PRECISION_FLAGS[job.precision]
+    lines += PRECISION_FLAGS[job.precision]
     if strategy.stores_low_weights(job):
         lines.append("--fp4-param-gather" if job.precision == "nvfp4" else "--fp8-param-gather")
         if not strategy.gathers_low_weights(job):
             lines.append("--reuse-grad-buf-for-mxfp8-param-ag")
     kind = strategy.engine.attention_library if job.attention == "flash" else job.attention
-    lines.append(f"--attention-backend {_ATTENTION_BACKENDS[kind]}")
+    lines.append(f"--attention-backend {ATTENTION_BACKENDS[kind]}")
     rate = 0.1 if job.dropout else 0.0
     return [*lines, f"--attention-dropout {rate}", f"--hidden-dropout {rate}"]
 
@@ -188,7 +199,7 @@ def _context_flags(prediction: Prediction, strategy: Megatron3D) -> tuple[str, .
     return (n_ranks, "--cp-comm-type a2a+p2p", f"--hierarchical-context-parallel-sizes {levels}")
 
 
-def _recompute_flags(recompute: str, precision: str) -> tuple[str, ...]:
+def recompute_flags(recompute: str, precision: str) -> tuple[str, ...]:
     """Return the flags of what the backward pass recomputes."""
     if recompute == "full":
         uniform = "--recompute-method uniform --recompute-num-layers 1"

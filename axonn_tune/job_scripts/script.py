@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from axonn_tune.errors import InputError
-from axonn_tune.job_scripts import axonn, deepspeed, fsdp2, megatron, rank, sbatch, torchtitan
+from axonn_tune.job_scripts import (
+    axonn,
+    deepspeed,
+    fsdp2,
+    megatron,
+    megatron_fsdp,
+    rank,
+    sbatch,
+    torchtitan,
+)
 from axonn_tune.job_scripts.framework import Start
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.precision import FULL
@@ -20,7 +29,7 @@ FRAMEWORKS = {
     "megatron": ("megatron",),
     "zero1": ("deepspeed",),
     "zero2": ("deepspeed",),
-    "zero3": ("fsdp2", "torchtitan", "deepspeed"),
+    "zero3": ("fsdp2", "torchtitan", "deepspeed", "megatron-fsdp"),
     "zeropp": ("deepspeed",),
     "zero-topo": (),
 }
@@ -29,13 +38,16 @@ _STARTS: dict[str, Callable[[Prediction, str | None], Start]] = {
     "deepspeed": deepspeed.start,
     "fsdp2": fsdp2.start,
     "megatron": megatron.start,
+    "megatron-fsdp": megatron_fsdp.start,
     "torchtitan": torchtitan.start,
 }
 # Frameworks that are not the usual ones of their strategies. The engine with the facts of each has
 # its name.
-_WITH_OWN_ENGINES = ("deepspeed", "torchtitan")
+_WITH_OWN_ENGINES = ("deepspeed", "torchtitan", "megatron-fsdp")
 # Frameworks that build models with experts, latent attention, windows and norms of their own.
-_WITH_OWN_MODELS = ("megatron", "torchtitan")
+_WITH_OWN_MODELS = ("megatron", "megatron-fsdp", "torchtitan")
+# Frameworks whose scripts train with products in low precisions.
+_WITH_LOW_PRODUCTS = ("megatron", "megatron-fsdp")
 
 
 def engine_of(framework: str | None) -> str | None:
@@ -67,7 +79,7 @@ def framework_of(strategy: Strategy, framework: str | None) -> str:
 
 def _is_of(engine: Engine, framework: str) -> bool:
     """Return whether an engine is a version of a framework, as its name begins with it."""
-    return engine.name.split("-")[0] == framework
+    return framework in (engine.name, engine.name.split("-")[0])
 
 
 def recomputes_in_part(strategy: Strategy, framework: str | None) -> bool:
@@ -111,7 +123,7 @@ def launch_files(
     framework = framework_of(prediction.scenario.strategy, framework)
     _require_built(prediction.scenario, framework)
     job = prediction.scenario.job
-    if job.recipe is not None and framework != "megatron":
+    if job.recipe is not None and framework not in _WITH_LOW_PRODUCTS:
         raise InputError(
             f"job: precision is {job.precision}; allowed where a script of {framework} is written: "
             f"{FULL}"

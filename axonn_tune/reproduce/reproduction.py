@@ -16,6 +16,7 @@ from axonn_tune.reproduce.comparison import Comparison
 from axonn_tune.reproduce.fine_tuning import fine_tuning
 from axonn_tune.reproduce.kempnerforge import kempnerforge
 from axonn_tune.reproduce.long_sequences import long_sequences
+from axonn_tune.reproduce.megatron_fsdp import megatron_fsdp
 from axonn_tune.reproduce.mlperf_experts import mlperf_experts
 from axonn_tune.reproduce.model_zoo import model_zoo
 from axonn_tune.reproduce.nanotron import nanotron
@@ -81,6 +82,7 @@ def measured_steps(
         "FSDP": list(fsdp.llm_foundry(load("llm_foundry"), loaders)),
         "B200": list(simumax(load("simumax_b200"), loaders)),
         "Megatron-Bridge": list(megatron_bridge(load("megatron_bridge"), loaders)),
+        "Megatron-FSDP": list(megatron_fsdp(load("megatron_fsdp"), loaders)),
         "Model Zoo": list(model_zoo(load("moe_model_zoo"), loaders)),
         "Alps": list(megatron_on_alps(load("alps_megatron"), loaders)),
         "NeMo": list(nemo(load("dgxc_h100"), loaders)),

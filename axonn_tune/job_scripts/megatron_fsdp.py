@@ -1,0 +1,70 @@
+"""Megatron-FSDP: the flags of Megatron-LM's ``pretrain_gpt.py`` that shard a model over all ranks.
+
+Names as in NVIDIA/Megatron-LM at d98e8a64, docs/user-guide/features/megatron_fsdp.md and
+examples/megatron_fsdp.
+"""
+
+from __future__ import annotations
+
+from axonn_tune.job_scripts.framework import Start
+from axonn_tune.job_scripts.megatron import (
+    ATTENTION_BACKENDS,
+    PRECISION_FLAGS,
+    TRAINING_FLAGS,
+    recompute_flags,
+    start_of,
+)
+from axonn_tune.job_scripts.megatron_model import model_flags
+from axonn_tune.spec.offload import offloaded_layers
+from axonn_tune.step.prediction import Prediction
+from axonn_tune.strategies.zero import Zero
+
+# It asserts its own format of checkpoints. Gradients are copied to where they are reduced, as
+# NVIDIA's recipes have it.
+_SHARDING = (
+    "--use-megatron-fsdp",
+    "--data-parallel-sharding-strategy optim_grads_params",
+    "--ckpt-format fsdp_dtensor",
+    "--use-distributed-optimizer",
+    "--init-model-with-meta-device",
+    "--no-gradient-accumulation-fusion",
+    "--overlap-grad-reduce",
+    "--overlap-param-gather",
+)
+
+
+def start(prediction: Prediction, train: str | None) -> Start:
+    """Return how Megatron-LM is started; it asserts that its kernels have several queues."""
+    return start_of(prediction, train, flags(prediction), {})
+
+
+def flags(prediction: Prediction) -> list[str]:
+    """Return the flags with their values, one per line; no name or text is among them."""
+    job, configuration = prediction.scenario.job, prediction.configuration
+    strategy = prediction.scenario.strategy
+    assert isinstance(strategy, Zero)
+    lines = [
+        *model_flags(prediction.scenario.model, job.seq_len),
+        *TRAINING_FLAGS,
+        f"--micro-batch-size {configuration.micro_batch}",
+        f"--global-batch-size {job.global_batch}",
+        *_SHARDING,
+    ]
+    n_replicas = prediction.layout.size("replica")
+    if n_replicas > 1:
+        lines.append(f"--num-distributed-optimizer-instances {n_replicas}")
+    n_offloaded = offloaded_layers(job.offload_modules)
+    if n_offloaded:
+        lines.append(f"--cpu-offloading-num-layers {n_offloaded}")
+    # Selective recomputation is predicted to run unfused attention again, and nothing else.
+    if configuration.recompute != "selective" or job.attention == "unfused":
+        lines += recompute_flags(configuration.recompute, job.precision)
+    if job.dtype != "fp32":
+        lines.append(f"--{job.dtype}")
+    lines += PRECISION_FLAGS[job.precision]
+    if strategy.gathers_low_weights(job):
+        lines.append("--fp8-param-gather")
+    kind = strategy.engine.attention_library if job.attention == "flash" else job.attention
+    lines.append(f"--attention-backend {ATTENTION_BACKENDS[kind]}")
+    rate = 0.1 if job.dropout else 0.0
+    return [*lines, f"--attention-dropout {rate}", f"--hidden-dropout {rate}"]
