@@ -102,8 +102,12 @@ def zero_plus_plus(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     Their rates count recomputation, as the logs in DeepSpeed's tutorial of ZeRO++ do: these say
     20.70 TFLOP/s where 18B took 3.6806 s for 64 sequences of 512 tokens on 64 GPUs. Without
     recomputation, 18B over one link would have received more than 12.5 GB/s on each node.
+
+    The release of ZeRO++ used the second copy only where gradients are formed (d18aa2c7, June 2023,
+    runtime/zero/parameter_offload.py, fetch_sub_module with `forward`).
     """
     deepspeed = loaders.engine("deepspeed-eager")
+    deepspeed = replace(deepspeed, zero=replace(deepspeed.zero, copy_serves_gradients=True))
     for row in rows:
         layers, hidden, heads = _ZEROPP_SHAPES[row["model_b"]]
         links = row["ib_links"]
