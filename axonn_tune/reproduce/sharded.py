@@ -104,10 +104,12 @@ def zero_plus_plus(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     recomputation, 18B over one link would have received more than 12.5 GB/s on each node.
 
     The release of ZeRO++ used the second copy only where gradients are formed (d18aa2c7, June 2023,
-    runtime/zero/parameter_offload.py, fetch_sub_module with `forward`).
+    runtime/zero/parameter_offload.py, fetch_sub_module with `forward`). Its tutorial has buckets of
+    1e7 gradients, so that each matrix is reduced alone.
     """
     deepspeed = loaders.engine("deepspeed-eager")
-    deepspeed = replace(deepspeed, zero=replace(deepspeed.zero, copy_serves_gradients=True))
+    program = replace(deepspeed.zero, copy_serves_gradients=True, bucket_elements=1e7)
+    deepspeed = replace(deepspeed, zero=program)
     for row in rows:
         layers, hidden, heads = _ZEROPP_SHAPES[row["model_b"]]
         links = row["ib_links"]

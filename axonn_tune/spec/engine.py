@@ -296,6 +296,9 @@ class ZeroProgram:
         Whether weights that are quantised for gathers are so for those from their second copy, too.
     sends_scales_apart
         Whether the scales of quantised messages travel in messages of their own.
+    exchanges_tensors
+        Whether the gradient of each matrix is quantised and exchanged for itself, and that of each
+        norm and bias reduced for itself in 16 bits.
     copy_serves_gradients
         Whether only gathers that start beside gradients are from the second copy of the weights;
         those that forward passes and recomputation start are from all ranks.
@@ -384,6 +387,7 @@ class ZeroProgram:
     reuse_elements: float = 0.0
     quantises_copy: bool = False
     sends_scales_apart: bool = False
+    exchanges_tensors: bool = False
     copy_serves_gradients: bool = False
     bucket_elements: float = 0.0
     overlaps: bool = True

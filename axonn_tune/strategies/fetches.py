@@ -3,7 +3,8 @@
 DeepSpeed releases a matrix after its use unless it comes again soon, and gathers ahead as long as
 few enough elements are gathered (0.9.5 to 0.19, runtime/zero/partitioned_param_coordinator.py). If
 a block is large, recomputation has released some of its matrices by the time at which their
-gradients are formed, and they are gathered again.
+gradients are formed, and they are gathered again. Checkpoints are reentrant, as those of
+Megatron-DeepSpeed: a block is recomputed before the backward pass enters it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ class BackwardFetches:
     early_again_share: float = 0.0
 
 
+# All of a block is gathered once, while gradients are formed.
+FETCHED_ONCE = BackwardFetches()
+
+
 @dataclass(frozen=True)
 class FetchRules:
     """When gathered matrices are released, and when further ones are gathered.
@@ -71,7 +76,7 @@ def backward_fetches(sizes: Sequence[float], rules: FetchRules) -> BackwardFetch
         a norm, at which matrices are gathered ahead, too.
     """
     if 2.0 * sum(sizes) <= rules.reuse_elements:
-        return BackwardFetches()
+        return FETCHED_ONCE
     uses = [
         _Use(block, module, chain, sizes[module])
         for block in range(_N_BLOCKS)
@@ -113,9 +118,7 @@ _Gather = tuple[_Use, _Use, int]
 def _early_elements(gathers: Sequence[_Gather], chain: str) -> float:
     """Return the elements for a chain whose gathers start while a block is recomputed."""
     return sum(
-        use.elements
-        for use, start, _ in gathers
-        if use.chain == chain and start.chain == RECOMPUTE
+        use.elements for use, start, _ in gathers if use.chain == chain and start.chain == RECOMPUTE
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Size
-from axonn_tune.strategies.fetches import BackwardFetches
+from axonn_tune.strategies.fetches import FETCHED_ONCE, BackwardFetches
 from axonn_tune.strategies.shapes import FP32_BYTES
 
 
@@ -49,7 +49,7 @@ class GatherUnit:
     n_calls: Size
     n_reductions: Size
     sharded_over: str = ""
-    fetches: BackwardFetches = BackwardFetches()
+    fetches: BackwardFetches = FETCHED_ONCE
 
     @property
     def all_trained(self) -> Size:

@@ -37,7 +37,12 @@ from axonn_tune.strategies.context import (
     context_parallelism,
 )
 from axonn_tune.strategies.experts import stored_experts
-from axonn_tune.strategies.fetches import BackwardFetches, FetchRules, backward_fetches
+from axonn_tune.strategies.fetches import (
+    FETCHED_ONCE,
+    BackwardFetches,
+    FetchRules,
+    backward_fetches,
+)
 from axonn_tune.strategies.fsdp2 import Kept, fsdp2_memory, fsdp2_stage_memory
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
@@ -399,7 +404,7 @@ class Zero:
         """Return what is gathered of a block that is recomputed as a whole."""
         program, model = self.engine.zero, shapes.model
         if not program.reuse_elements or shapes.recompute != "full":
-            return BackwardFetches()
+            return FETCHED_ONCE
         norm = [0.0]
         attention = [float(linear.parameters) for linear in model.attention_linears]
         mlp = [float(linear.parameters) for linear in model.mlp_linears]

@@ -270,7 +270,11 @@ class ZeroCommunication(AsyncTensorParallel):
         nbytes = gather.elements * self.shapes.element_bytes
         if gather.is_quantised:
             packed = gather.elements * INT8_BYTES
-            host.memory_bound(f"{self._of_source(gather)}.quantise", (size > 1) * (nbytes + packed) / size, "scale")
+            host.memory_bound(
+                f"{self._of_source(gather)}.quantise",
+                (size > 1) * (nbytes + packed) / size,
+                "scale",
+            )
             nbytes = packed
             n_calls = n_calls * (2.0 if self._program.sends_scales_apart else 1.0)
         full = np.full(len(self.shapes.table), nbytes)
@@ -402,22 +406,22 @@ class ZeroCommunication(AsyncTensorParallel):
         host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes, "add")
 
     def _cut_gradients(self, host: HostProgram) -> None:
-        """Let the host cut each gradient into the ranks' parts; it does not with all-to-all.
+        """Let the host cut each gradient into the ranks' parts; it does not what is quantised.
 
         It does so whenever a bucket is full, when the device has little left to run: the host is
         at most three gathers ahead of it. The parts of all buckets count at the end.
         """
         job = self.shapes.job
         slice_seconds = self._program.slice_seconds
-        is_cut = self._sharding.weights and not self.options.quantised_gradients
-        if slice_seconds is None or not (is_cut and job.trains_weights):
+        if slice_seconds is None or not (self._sharding.weights and job.trains_weights):
             return
         model = self.shapes.model
         n_layers = self.shapes.n_backward
         n_tables = (1 + (model.position_parameters > 0)) * job.trains_embedding
         n_heads = (not model.tied_embeddings) * job.trains_head
         n_vectors = model.n_vectors * n_layers / model.n_layers
-        n_gradients = n_tables + n_heads + n_layers * len(model.block_linears) + n_vectors
+        n_matrices = n_tables + n_heads + n_layers * len(model.block_linears)
+        n_gradients = n_vectors + n_matrices * (not self.options.quantised_gradients)
         size = self.shapes.table.size(self._sharding.gradients)
         n_slices = n_gradients * size * (size > 1)
         host.idle(names.GRADIENT_SLICES, n_slices * slice_seconds.value)
@@ -444,9 +448,11 @@ class ZeroCommunication(AsyncTensorParallel):
             host.memory_bound(f"{name}.pack", sent * (element + message_element), "copy")
             reduction = names.reduce(name)
             nbytes = remaining * message_element
-            host.issue(reduction, kind, nbytes, group, unit.n_reductions, before)
+            host.issue(reduction, kind, nbytes, group, self._n_reductions(unit), before)
             remaining = remaining / size
             before = (reduction,)
+        if self._exchanges_tensors:
+            self._reduce_vectors(host, unit)
         if self._sums_replicas:
             host.issue(
                 replica_sum(unit),
@@ -459,6 +465,31 @@ class ZeroCommunication(AsyncTensorParallel):
             before = (replica_sum(unit),)
         if self._offload.gradients:
             self._keep_on_host(host, unit, remaining, before)
+
+    @property
+    def _exchanges_tensors(self) -> bool:
+        """Whether each tensor's gradient is quantised and exchanged for itself."""
+        return self.options.quantised_gradients and self._program.exchanges_tensors
+
+    def _n_reductions(self, unit: GatherUnit) -> Size:
+        """Return the number of reductions over each group that carry a unit's gradients."""
+        if not self._exchanges_tensors:
+            return unit.n_reductions
+        model = self.shapes.model
+        n_matrices = len(model.block_linears)
+        if unit is self._root:
+            n_matrices = 2 - model.tied_embeddings
+        n_messages = 2.0 if self._program.sends_scales_apart else 1.0
+        return np.where(self._packs_gradients, n_messages * n_matrices, unit.n_reductions)
+
+    def _reduce_vectors(self, host: HostProgram, unit: GatherUnit) -> None:
+        """Reduce the gradient of each norm and bias alone over all ranks, in 16 bits."""
+        job, sharding = self.shapes.job, self._sharding
+        vectors = (unit.parameters - unit.gathered) * job.trains_weights
+        whole = sum(each.count * (each.parameters - each.gathered) for each in self._units)
+        n_vectors = self.shapes.model.n_vectors * vectors / whole * self._packs_gradients
+        nbytes = np.full(len(self.shapes.table), vectors * self._message_element)
+        host.issue(_vector_reduction(unit), "reduce_scatter", nbytes, sharding.gradients, n_vectors)
 
     @property
     def _reduces(self) -> bool:
@@ -530,6 +561,8 @@ class ZeroCommunication(AsyncTensorParallel):
                 moved = np.where(self._packs_gradients, moved, 0.0)
                 host.memory_bound(f"{name}.dequantise", moved, "reduce")
             remaining = remaining / size
+        if self._exchanges_tensors and self._reduces:
+            host.wait(_vector_reduction(unit))
         if self._sums_replicas:
             host.wait(replica_sum(unit))
         if self._offload.weights:
@@ -590,6 +623,11 @@ class ZeroCommunication(AsyncTensorParallel):
         group = self._sharding.weights
         n_calls = self.shapes.model.n_vectors * (vectors / whole)
         host.issue(names.VECTORS_ALL_GATHER, "all_gather", full, group, n_calls, updated)
+
+
+def _vector_reduction(unit: GatherUnit) -> str:
+    """Return the name of the reductions of a unit's gradients of norms and biases."""
+    return names.reduce(f"gradient.{unit.name}.vectors")
 
 
 def replica_sum(unit: GatherUnit) -> str:
