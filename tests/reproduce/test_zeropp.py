@@ -4,8 +4,9 @@ import pytest
 
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_engine, load_machine, load_model
+from axonn_tune.reproduce.results import compare_published
 from axonn_tune.reproduce.runs import Loaders
-from axonn_tune.reproduce.sharded import zero_plus_plus
+from axonn_tune.reproduce.sharded import zero_plus_plus, zeropp_tutorial
 from axonn_tune.spec.model import Model
 
 LOADERS = Loaders(load_model, load_machine, load_engine)
@@ -48,3 +49,13 @@ def test_models_with_the_same_rates_have_the_same_width():
     alike = [models[f"gpt-{size}b"] for size in (49, 91, 138)]
     assert {model.hidden_size for model in alike} == {12288}
     assert [int(model.parameters * 1e-9) for model in alike] == [49, 91, 138]
+
+
+def test_both_logs_of_the_tutorial_are_met():
+    """ZeRO-3 and ZeRO++ miss their steps and their memory alike, by a seventh at most."""
+    runs = [*zeropp_tutorial(load_published("zeropp_tutorial"), LOADERS)]
+    errors = {(c.system, c.metric): c.error_fraction for c in compare_published(runs)}
+    for metric in ("step_seconds", "allocated_gib"):
+        of_zero3, of_zeropp = (errors[system, metric] for system in ("DeepSpeed ZeRO-3", "ZeRO++"))
+        assert max(abs(of_zero3), abs(of_zeropp)) < 1 / 7
+        assert of_zero3 == pytest.approx(of_zeropp, abs=0.02)
