@@ -159,8 +159,15 @@ micro-batch of SC21's Table 1), the best configuration of the model stands for i
 another, or a shipped profile is too kind to the machine, the prediction is too fast. Rows marked
 `recalled` are from memory and count as hints. Known misses: the two public logs of AxoNN do not
 state gradient accumulation (one micro-step is assumed); the batch of Alps' 6144 GPUs is assumed; of
-ZeRO++ only the 18B shape is stated; of the sharded strategies on Frontier no batch or version is
-known, and quantised messages were slower there than their bytes say. Rings of RCCL over more than
+ZeRO++ only the 18B shape is stated, and its larger models, whose rates are alike wherever they ran,
+are taken to have one width. Its rates count recomputation, as the logs in DeepSpeed's tutorial do:
+without it 18B over one link would have received more than that carries. They show that blocks of
+more than a billion elements are gathered 2.67 times in a step in the place of twice (18B over one
+link is predicted 8 % too fast, the larger ones 11 %), and that gathers of these models hide behind
+hardly any kernel, of which the reason is not known: with four links, 1K tokens more take 138B 14 s
+with ZeRO-3 and with ZeRO++ alike, in which its FLOPs are done at 82 TFLOP/s. Of the sharded
+strategies on Frontier no batch or version is known, and quantised messages were slower there than
+their bytes say. Rings of RCCL over more than
 128 dies of Frontier have the steps of 77 us and more that PCCL's paper measured, while its own runs
 of ZeRO-3 on 1,024 dies leave room for 62 us at most; on 2,048 dies these differ by up to 30 % from
 their mean. Its authors' logs of early February 2025 (axonn-ai/sc2025-pccl-reproducer, 5a6353f and

@@ -295,6 +295,20 @@ class ZeroProgram:
     live_elements
         Number of elements of gathered weights that a rank holds at most. The head and the last
         blocks that fit stay gathered until the backward pass; with 0 only the root does.
+    reuse_elements
+        Number of elements that are used between two uses of a matrix from which it is released
+        after the first and gathered again for the second; 0 where what recomputation gathers stays
+        for the gradients.
+    quantises_copy
+        Whether weights that are quantised for gathers are so for those from their second copy, too.
+    sends_scales_apart
+        Whether the scales of quantised messages travel in messages of their own.
+    exchanges_tensors
+        Whether the gradient of each matrix is quantised and exchanged for itself, and that of each
+        norm and bias reduced for itself in 16 bits.
+    copy_serves_gradients
+        Whether only gathers that start beside gradients are from the second copy of the weights;
+        those that forward passes and recomputation start are from all ranks.
     bucket_elements
         Number of gradients that one reduction carries at most, unless a matrix is larger; 0 for as
         many reductions of a unit as it has gathers.
@@ -377,6 +391,11 @@ class ZeroProgram:
     prefetch_elements: float = 0.0
     keeps_vectors: bool = False
     live_elements: float = 0.0
+    reuse_elements: float = 0.0
+    quantises_copy: bool = False
+    sends_scales_apart: bool = False
+    exchanges_tensors: bool = False
+    copy_serves_gradients: bool = False
     bucket_elements: float = 0.0
     overlaps: bool = True
     view_seconds: Quantity | None = None
@@ -407,7 +426,7 @@ class ZeroProgram:
     experts_at_once: float = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("prefetch_elements", "live_elements", "bucket_elements"):
+        for name in ("prefetch_elements", "live_elements", "reuse_elements", "bucket_elements"):
             require_between("zero", name, getattr(self, name), 0, LARGEST_AMOUNT)
         require_choice("zero", "context_kind", self.context_kind, ("", *CONTEXT_KINDS))
         require_between("zero", "experts_at_once", self.experts_at_once, 1, math.inf)

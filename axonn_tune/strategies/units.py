@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Size
+from axonn_tune.strategies.fetches import FETCHED_ONCE, BackwardFetches
 from axonn_tune.strategies.shapes import FP32_BYTES
 
 
@@ -35,6 +36,8 @@ class GatherUnit:
         Number of reductions that carry its gradients; a share of one where units share them.
     sharded_over
         Group whose ranks share it; empty where this is the group of the strategy.
+    fetches
+        What is gathered of it when it is recomputed as a whole.
     """
 
     name: str
@@ -46,6 +49,7 @@ class GatherUnit:
     n_calls: Size
     n_reductions: Size
     sharded_over: str = ""
+    fetches: BackwardFetches = FETCHED_ONCE
 
     @property
     def all_trained(self) -> Size:
