@@ -181,7 +181,9 @@ would be 16 to 34 % faster. SC24's 5B on 512 GPUs of Perlmutter is the one of it
 comes close to the memory: its logits at the loss leave 5 of 40 GiB, where 10B to 40B leave 12.
 Whether that is why it was slower than predicted is not known. AxoNN's grids are the best by the
 equations of its papers; those of its launcher name others for 160B and 320B on Frontier, which are
-predicted 6 to 10 % slower. Megatron-DeepSpeed has the layouts, the dropout and the attention of its
+predicted 6 to 10 % slower. Its script of the runs on 16 GPUs keeps gathered weights where it
+overlaps, which is predicted to take 44 GiB; some nodes of Perlmutter have GPUs of 80.
+Megatron-DeepSpeed has the layouts, the dropout and the attention of its
 public launch scripts. MegaScale's parallel blocks and sliding windows are not modelled; its paper
 says Ampere, for which A100 stand. The Megatron-LM beside it takes about 2.2 s of each step whatever
 the batch and the number of GPUs, of which half is predicted. torchtitan's own H100 take 500 W in

@@ -89,6 +89,13 @@ class AxonnProgram:
     gathered_element_bytes
         Bytes of an element of a weight that is gathered; None for those of the job's type. A weight
         of another type is converted after it was gathered.
+    shard_copies
+        Ratio of the bytes that copies move, which join a weight that comes as a list of shards, to
+        the bytes of the weight; None if no weight comes so.
+    listed_gathers
+        Prefixes of the names of weights that always come as a list of shards.
+    lists_without_oag
+        Whether, without OAG, every weight comes as a list of shards.
     reduction
         How gradients are summed: in `BUCKETS`, `WHOLE`, or by `PARAMETERS`.
     replicates_vocabulary
@@ -110,6 +117,9 @@ class AxonnProgram:
     overlaps_backward: bool = True
     awaits_scatters_at_end: bool = False
     gathered_element_bytes: float | None = None
+    shard_copies: Quantity | None = None
+    listed_gathers: tuple[str, ...] = ()
+    lists_without_oag: bool = False
     reduction: str = BUCKETS
     replicates_vocabulary: bool = False
     pads_vocabulary: bool = False
@@ -120,7 +130,7 @@ class AxonnProgram:
 
     def __post_init__(self) -> None:
         require_choice("axonn", "reduction", self.reduction, (BUCKETS, WHOLE, PARAMETERS))
-        for name in ("forward_copies", "backward_copies"):
+        for name in ("forward_copies", "backward_copies", "shard_copies"):
             quantity = getattr(self, name)
             if quantity is not None:
                 require_between("axonn", name, quantity.value, 0.0, LARGEST_FACTOR)
@@ -134,6 +144,10 @@ class AxonnProgram:
     def gathers_late(self, name: str) -> bool:
         """Return whether the weight with this name is gathered only when it is used."""
         return name.startswith(self.late_gathers)
+
+    def gathers_list(self, name: str, oag: bool) -> bool:
+        """Return whether the weight with this name comes as a list, with or without OAG."""
+        return name.startswith(self.listed_gathers) or (self.lists_without_oag and not oag)
 
 
 @dataclass(frozen=True)

@@ -239,6 +239,14 @@ def test_alps_has_a_batch_that_its_gpus_can_share():
     assert abs(flops.error_fraction) < 0.25
 
 
+def test_the_runs_with_overlap_keep_their_weights_on_the_grid_of_their_script():
+    """Megatron-AxoNN 0887652, run_axonn.sh: 1x4x4 ranks, and CACHE_LAYERS of 32 with OVERLAP."""
+    rows = [row for row in load_published("axonn") if row["metric"] == "improvement_from_overlap"]
+    (improvement,) = compare_runs(rows, LOADERS)
+    assert improvement.setting.startswith("grid 1x4x4x1, micro-batch 4; kept weights, ")
+    assert abs(improvement.error_fraction) < 0.12
+
+
 def test_sharing_law_reproduces_the_published_bandwidths():
     rows = load_published("axonn_links")
     for row, c in zip(rows, compare_links(rows, LOADERS), strict=True):
