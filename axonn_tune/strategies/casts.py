@@ -22,7 +22,7 @@ from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array, Size
 from axonn_tune.spec.precision import Recipe
 from axonn_tune.strategies.program import HostProgram
-from axonn_tune.strategies.shapes import Shapes
+from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 
 _ATTENTION = "attention"
 # Layers whose input a norm has written.
@@ -85,6 +85,7 @@ class Casts:
             n_copies = 1.0
         name = names.cast(names.of_layer(chain, layer))
         n_reads = np.where(self._is_prepared(layer), recipe.reads_after_norm, recipe.reads)
+        self._agree_on_scale(host, name, recipe, is_gathered_after)
         self._cast(host, name, n_elements, n_reads, n_copies)
 
     def cast_gradient(self, host: HostProgram, layer: str) -> None:
@@ -98,6 +99,7 @@ class Casts:
         name = names.cast(names.of_layer(BACKWARD, layer))
         is_prepared = layer == "up" and self.shapes.casts_in_activations
         n_reads = recipe.reads_after_norm if is_prepared else recipe.reads
+        self._agree_on_scale(host, name, recipe, shape.linear.transposed)
         self._cast(host, name, shape.tokens * shape.n / split, n_reads, n_copies)
 
     def form_columns(self, host: HostProgram, layer: str) -> None:
@@ -209,6 +211,19 @@ class Casts:
         The head's products always do.
         """
         return None if layer == "head" else self.shapes.job.recipe
+
+    def _agree_on_scale(
+        self, host: HostProgram, name: str, recipe: Recipe, is_gathered: bool
+    ) -> None:
+        """Find the largest value of a tensor that is gathered, if the recipe has one scale for it.
+
+        Each rank holds a part of its tokens (Transformer Engine d0067d0d, csrc/quantizer.cpp,
+        `amax_reduction_group`; torchao's casts of a DTensor do so, too). The kernel that finds the
+        largest value of the part is counted with the cast that follows.
+        """
+        is_split = is_gathered and bool(np.any(np.asarray(self.shapes.residual_split) > 1.0))
+        if recipe.finds_scale_of_tensor and is_split:
+            host.run(names.all_reduce(name), "all_reduce", FP32_BYTES, self.shapes.y_axis)
 
     def _is_prepared(self, layer: str) -> np.ndarray | bool:
         """Return whether the kernel that forms a layer's input prepares the cast of it, shape (C,).
