@@ -383,8 +383,25 @@ class Shapes:
         An adapter saves the tokens of all ranks.
         """
         held = self.residual_bytes if self.job.trains_weights else self.stream_bytes
-        of_qkv, of_up = self.saved_of_input("qkv", held), self.saved_of_input("up", held)
+        of_qkv, of_up = (
+            self.saved_of_input(layer, held) + self._saved_beside_adapter(layer)
+            for layer in ("qkv", "up")
+        )
         return np.maximum(of_qkv, of_up) if self.model.shares_norm else of_qkv + of_up
+
+    def _saved_beside_adapter(self, layer: str) -> Array | float:
+        """Return the bytes that a layer with a frozen weight saves of its norm's output.
+
+        They are those of the rank's own tokens. Without a cast, a gather or dropout, the adapter
+        saves the same tensor.
+        """
+        if not (self.memory.saves_frozen_inputs and self.job.has_adapter(layer)):
+            return 0.0
+        is_gathered = np.asarray(self.residual_split) > 1.0
+        drops = self.job.adapters is not None and self.job.adapters.dropout
+        is_apart = (self.job.recipe is not None) | drops | is_gathered
+        saves = is_apart & ~self.adapters_are_fused
+        return saves * self.saved_share * self.residual_bytes
 
     @property
     def norm_output_of_one(self) -> Array:

@@ -11,7 +11,7 @@ from worlds import llama
 from axonn_tune.errors import InputError
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.searching import build_search
-from axonn_tune.spec.engine import Engine, MegatronProgram
+from axonn_tune.spec.engine import Engine, MegatronProgram, MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
 from axonn_tune.spec.tuning import TARGETS, Adapters
@@ -196,6 +196,34 @@ def test_saved_activations_by_hand():
     assert terms["activations"] == LAYERS * saved
     dropped = memory_terms(STRATEGY, MODEL, fine_tuning("qkv", dropout=True), tensor=tensor, data=4)
     assert dropped["activations"] == LAYERS * (saved + SEQ * HIDDEN)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dropout", "tensor", "fuses", "element_bytes"),
+    [
+        ("bf16", False, 1, False, 0),  # the tensor that the adapter saves
+        ("bf16", True, 1, False, 2),
+        ("bf16", False, 2, False, 2),
+        ("fp8-current", False, 1, False, 1),
+        ("fp8-current", False, 2, False, 1),
+        ("fp8-current", True, 1, True, 0),
+        ("fp8-current", True, 2, True, 1),  # nothing is fused with a tensor group
+    ],
+)
+def test_a_layer_with_a_norm_may_save_what_only_its_frozen_weight_reads(
+    precision, dropout, tensor, fuses, element_bytes
+):
+    job = replace(fine_tuning("qkv", dropout=dropout), precision=precision)
+    program = MegatronProgram(fuses_adapters=fuses)
+
+    def saved(**form):
+        engine = Engine(megatron=program, memory=MemoryForm(**form))
+        strategy = replace(STRATEGY, engine=engine)
+        terms = memory_terms(strategy, MODEL, job, tensor=tensor, data=8 // tensor)
+        return terms["activations"]
+
+    more = saved(saves_frozen_inputs=True) - saved()
+    assert more == LAYERS * element_bytes * SEQ * HIDDEN / tensor
 
 
 def test_recomputation_of_whole_blocks_saves_their_inputs_only():
