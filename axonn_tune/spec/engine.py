@@ -547,6 +547,9 @@ class MemoryForm:
         Whether the inputs of a clamped gate are saved before and after they are clamped.
     saves_uncast
         Whether inputs of low products are saved in the job's type, and cast again for dW.
+    saves_frozen_inputs
+        Whether a layer with a norm saves what its product reads although its weight is frozen, if
+        an adapter reads the norm's output, too.
     keeps_remainders
         Whether an optimizer whose moments have a type of their own keeps of each fp32 master weight
         only the 16 bits that the weight in bf16 lacks.
@@ -573,6 +576,7 @@ class MemoryForm:
     activation_input_bytes: Quantity | None = None
     saves_unclamped: bool = False
     saves_uncast: bool = False
+    saves_frozen_inputs: bool = False
     keeps_remainders: bool = False
     tiles_logits: bool = False
     tiles_mlp: bool = False
