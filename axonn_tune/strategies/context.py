@@ -268,9 +268,9 @@ class Ulysses(ContextParallelism):
         inputs = (("q", self.query_bytes), ("k", self.key_bytes), ("v", self.value_bytes))
         output = (("out", self.output_bytes),)
         before, after = (output, inputs) if chain == BACKWARD else (inputs, output)
-        self._exchange(host, name, before)
+        self._exchange(host, name, before, splits_heads=True)
         self._attend_with_part_of_heads(host, chain, window)
-        self._exchange(host, name, after)
+        self._exchange(host, name, after, splits_heads=False)
 
     def _attend_with_part_of_heads(self, host: HostProgram, chain: str, window: int) -> None:
         """Run attention over the tokens of all ranks of the group, with the rank's heads."""
@@ -279,17 +279,27 @@ class Ulysses(ContextParallelism):
         host.launch(replace(kernel, n_heads=shapes.n_heads / self.n_ranks))
 
     def _exchange(
-        self, host: HostProgram, name: str, tensors: Collection[tuple[str, Array]]
+        self,
+        host: HostProgram,
+        name: str,
+        tensors: Collection[tuple[str, Array]],
+        splits_heads: bool,
     ) -> None:
-        """Exchange tensors; meanwhile the next one is packed and the one before unpacked."""
+        """Exchange tensors; meanwhile the next one is packed and the one before unpacked.
+
+        The copy that parts the heads of ranks, or joins them again, moves an axis, so that it
+        handles one element at a time. The other copy puts whole chunks of tokens in order.
+        """
         for tensor, nbytes in tensors:
             copied = self.is_split * _COPY * nbytes
-            host.memory_bound(f"{name}.{tensor}.pack", copied, "copy")
+            strided = splits_heads * copied
+            host.memory_bound(f"{name}.{tensor}.pack", copied, "copy", strided_bytes=strided)
             host.issue(names.all_to_all(f"{name}.{tensor}"), "all_to_all", nbytes, self.axis)
         for tensor, nbytes in tensors:
             host.wait(names.all_to_all(f"{name}.{tensor}"))
             copied = self.is_split * _COPY * nbytes
-            host.memory_bound(f"{name}.{tensor}.unpack", copied, "copy")
+            strided = (not splits_heads) * copied
+            host.memory_bound(f"{name}.{tensor}.unpack", copied, "copy", strided_bytes=strided)
 
     @property
     def saved_bytes(self) -> Array:
@@ -326,11 +336,15 @@ class UlyssesInTurn(Ulysses):
         return np.maximum(self.n_ranks / self.shapes.model.n_kv_heads, 1.0)
 
     def _exchange(
-        self, host: HostProgram, name: str, tensors: Collection[tuple[str, Array]]
+        self,
+        host: HostProgram,
+        name: str,
+        tensors: Collection[tuple[str, Array]],
+        splits_heads: bool,
     ) -> None:
         """Pack, exchange and unpack one tensor after another."""
         for tensor in tensors:
-            super()._exchange(host, name, (tensor,))
+            super()._exchange(host, name, (tensor,), splits_heads)
 
     @property
     def saved_bytes(self) -> Array:

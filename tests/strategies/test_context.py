@@ -242,6 +242,25 @@ def test_copies_and_sums_beside_attention(model):
     assert found["ulysses", FORWARD] == found["ulysses", BACKWARD] == copies
 
 
+def strided_copies(plan, chain):
+    """The copies beside attention that handle one element at a time."""
+    start = f"{chain}.attention."
+    return {
+        op.name.removeprefix(start)
+        for op in operations(plan.microstep)
+        if isinstance(op, MemoryBound) and op.name.startswith(start) and number(op.strided_bytes)
+    }
+
+
+def test_only_the_copies_that_move_the_axis_of_heads_are_strided():
+    """Before attention tokens are packed by heads, and after it heads are unpacked by tokens."""
+    found = plan(ULYSSES, context=4)
+    assert strided_copies(found, FORWARD) == {"q.pack", "k.pack", "v.pack", "out.unpack"}
+    assert strided_copies(found, BACKWARD) == {"out.pack", "q.unpack", "k.unpack", "v.unpack"}
+    for kind in (RING, ALL_GATHER):
+        assert not strided_copies(plan(kind, context=4), BACKWARD)
+
+
 # Times --------------------------------------------------------------------------------------------
 
 
