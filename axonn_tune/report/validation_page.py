@@ -238,8 +238,8 @@ to round 4.1 on the same GPUs: those of 3.0 are predicted 6 to 9 % too short, th
 of what replicas exchange showed in them, where the prediction hides nothing; in those of 405B all
 of it shows.
 *long sequences*: NeMo 24.03 on H100 and 25.04 on B200 in FP8, 4 thousand to a million tokens
-(NVIDIA/NeMo, Apache-2.0), nothing fitted. They are met within 12 % on H100 (6.2 % in the mean) and
-within 5 % on B200 (2.6 %). They tell that the clock rises where attention rules a step: at that of
+(NVIDIA/NeMo, Apache-2.0), nothing fitted. They are met within 8 % on H100 (4.8 % in the mean) and
+within 5 % on B200 (2.3 %). They tell that the clock rises where attention rules a step: at that of
 other steps those of 128 thousand tokens and more would be predicted 12 to 23 % too slow on either.
 *DeepSpeed*: Llama 3.1 8B on one to 32 H100 with optimizer states in the host's memory (arXiv
 2506.13996), nothing fitted. 160 thousand to 15 million tokens are met within 7 %: attention alone

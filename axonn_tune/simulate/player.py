@@ -188,9 +188,9 @@ class _Playable:
                     start = _latest([compute, *ends])
                     idle = idle + (start - compute)
                     compute = start
-                if interference.kernel_slowdown and instruction.concurrent:
-                    remaining = _latest([lane[i] for i in instruction.concurrent]) - compute
-                    seconds = interference.kernel_seconds(seconds, remaining)
+                beside = [ended[name] for name in instruction.slowing if name in ended]
+                if interference.kernel_slowdown and beside:
+                    seconds = interference.kernel_seconds(seconds, _latest(beside) - compute)
                 if interference.collective_slowdown and instruction.concurrent:
                     self._delay(instruction, compute, seconds, state)
                 compute = compute + seconds
@@ -225,7 +225,8 @@ class _Playable:
         its collectives settles later than the lane: kernels delay a collective less if it ends
         while they run.
         """
-        carried = {name: state.ended[name] for name in self.phase.carried if name in state.ended}
+        names = (*self.phase.carried, *self.phase.slowing_before)
+        carried = {name: state.ended[name] for name in names if name in state.ended}
         ends: list[tuple[_Key, Array]] = [*state.lane.items(), *carried.items()]
         compute = state.compute
         seen = {0: compute, **{key: np.maximum(end, compute) for key, end in ends}}
