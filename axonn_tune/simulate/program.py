@@ -42,14 +42,14 @@ class Kernels(NamedTuple):
     pending
         Names of the collectives on these lanes that may not have ended.
     slowing
-        Names of those among them that slow kernels.
+        Names of those among them that slow kernels; None if all collectives of the program do.
     """
 
     operations: tuple[OpIndex, ...]
     waits_for: tuple[str, ...]
     concurrent: tuple[int, ...]
     pending: tuple[str, ...]
-    slowing: tuple[str, ...]
+    slowing: tuple[str, ...] | None
 
 
 class Message(NamedTuple):
@@ -86,9 +86,11 @@ class PhaseProgram:
     feeding_lanes: frozenset[int]
 
     @cached_property
-    def awaited(self) -> frozenset[str]:
-        """The names of the collectives that something in the phase waits for."""
-        return frozenset(name for op in self.instructions for name in op.waits_for)
+    def needed(self) -> frozenset[str]:
+        """The names of the collectives whose ends something in the phase depends on."""
+        names = {name for op in self.instructions for name in op.waits_for}
+        kernels = (op for op in self.instructions if isinstance(op, Kernels))
+        return frozenset(names.union(*(op.slowing or () for op in kernels)))
 
     @cached_property
     def drifting(self) -> tuple[Message, ...]:
@@ -368,9 +370,8 @@ class _PhaseCompiler:
         if self._joined:
             concurrent = tuple(sorted(set(self._pending.values())))
             pending = tuple(self._pending)
-            kernels = Kernels(
-                tuple(self._joined), self._joined_waits, concurrent, pending, self._slowing()
-            )
+            slowing = self._slowing() if self._quiet else None
+            kernels = Kernels(tuple(self._joined), self._joined_waits, concurrent, pending, slowing)
             self._instructions.append(kernels)
             self._joined = []
             self._joined_waits = ()
