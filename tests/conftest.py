@@ -10,6 +10,9 @@ from axonn_tune.io.presets import load_machine, load_model
 
 pytest_plugins = ["slurm.cluster", "emulated.ability", "browser.chromium", "reproduced"]
 
+# Threads of torch spin while they wait, and take the cores on which other tests run.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 settings.register_profile(
     "quick", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
