@@ -1,5 +1,6 @@
 """Settings and fixtures that all tests share."""
 
+import gc
 import os
 import signal
 
@@ -39,6 +40,12 @@ def pytest_make_collect_report(collector):
         report.outcome = "failed"
         report.longrepr = f"CI must have what {collector.nodeid} needs: {report.longrepr[-1]}"
     return report
+
+
+def pytest_collection_finish():
+    """Have no later collection of garbage visit torch and the thousands of collected tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
