@@ -44,7 +44,6 @@ def pytest_make_collect_report(collector):
 
 def pytest_collection_finish():
     """Have no later collection of garbage visit torch and the thousands of collected tests."""
-    gc.collect()
     gc.freeze()
 
 
