@@ -269,7 +269,7 @@ def _files_by_name(
     passed_over = other_than and os.path.realpath(other_than)
 
     def add(path: Path) -> None:
-        if os.path.realpath(path) != passed_over:
+        if passed_over is None or os.path.realpath(path) != passed_over:
             files.setdefault(path.stem.lower(), path)
 
     for folder in _user_folders():
