@@ -1,5 +1,6 @@
 """Settings and fixtures that all tests share."""
 
+import gc
 import os
 import signal
 
@@ -9,6 +10,9 @@ from hypothesis import HealthCheck, settings
 from axonn_tune.io.presets import load_machine, load_model
 
 pytest_plugins = ["slurm.cluster", "emulated.ability", "browser.chromium", "reproduced"]
+
+# Threads of torch spin while they wait, and take the cores on which other tests run.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile(
     "quick", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
@@ -36,6 +40,11 @@ def pytest_make_collect_report(collector):
         report.outcome = "failed"
         report.longrepr = f"CI must have what {collector.nodeid} needs: {report.longrepr[-1]}"
     return report
+
+
+def pytest_collection_finish():
+    """Have no later collection of garbage visit torch and the thousands of collected tests."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -26,8 +26,6 @@ def command(plot: str | None, quiet: bool, output_format: str, output: str | Non
       axonn-tune reproduce --format markdown --output docs/validation.md --plot docs/validation.png
       axonn-tune reproduce --format track-records --output axonn_tune/reproduce/track_records.csv
     """
-    from functools import cache
-
     from axonn_tune.cli.output import as_csv, check_plot, emit, emit_as, save_plot
     from axonn_tune.io.package_data import load_published
     from axonn_tune.io.presets import (
@@ -43,7 +41,7 @@ def command(plot: str | None, quiet: bool, output_format: str, output: str | Non
     from axonn_tune.reproduce.runs import Loaders
 
     check_plot(plot)
-    loaders = Loaders(cache(load_model), cache(load_machine), cache(load_engine))
+    loaders = Loaders(load_model, load_machine, load_engine)
     reproduction = reproduce(load_published, loaders, Progress("Predicting", quiet))
     save_plot(plot, lambda: report.reproduction_figure(reproduction))
     if output_format == "track-records":

@@ -159,8 +159,15 @@ micro-batch of SC21's Table 1), the best configuration of the model stands for i
 another, or a shipped profile is too kind to the machine, the prediction is too fast. Rows marked
 `recalled` are from memory and count as hints. Known misses: the two public logs of AxoNN do not
 state gradient accumulation (one micro-step is assumed); the batch of Alps' 6144 GPUs is assumed; of
-ZeRO++ only the 18B shape is stated; of the sharded strategies on Frontier no batch or version is
-known, and quantised messages were slower there than their bytes say. Rings of RCCL over more than
+ZeRO++ only the 18B shape is stated, and its larger models, whose rates are alike wherever they ran,
+are taken to have one width. Its rates count recomputation, as the logs in DeepSpeed's tutorial do:
+without it 18B over one link would have received more than that carries. They show that blocks of
+more than a billion elements are gathered 2.67 times in a step in the place of twice (18B over one
+link is predicted 8 % too fast, the larger ones 11 %), and that gathers of these models hide behind
+hardly any kernel, of which the reason is not known: with four links, 1K tokens more take 138B 14 s
+with ZeRO-3 and with ZeRO++ alike, in which its FLOPs are done at 82 TFLOP/s. Of the sharded
+strategies on Frontier no batch or version is known, and quantised messages were slower there than
+their bytes say. Rings of RCCL over more than
 128 dies of Frontier have the steps of 77 us and more that PCCL's paper measured, while its own runs
 of ZeRO-3 on 1,024 dies leave room for 62 us at most; on 2,048 dies these differ by up to 30 % from
 their mean. Its authors' logs of early February 2025 (axonn-ai/sc2025-pccl-reproducer, 5a6353f and
@@ -174,7 +181,9 @@ would be 16 to 34 % faster. SC24's 5B on 512 GPUs of Perlmutter is the one of it
 comes close to the memory: its logits at the loss leave 5 of 40 GiB, where 10B to 40B leave 12.
 Whether that is why it was slower than predicted is not known. AxoNN's grids are the best by the
 equations of its papers; those of its launcher name others for 160B and 320B on Frontier, which are
-predicted 6 to 10 % slower. Megatron-DeepSpeed has the layouts, the dropout and the attention of its
+predicted 6 to 10 % slower. Its script of the runs on 16 GPUs keeps gathered weights where it
+overlaps, which is predicted to take 44 GiB; some nodes of Perlmutter have GPUs of 80.
+Megatron-DeepSpeed has the layouts, the dropout and the attention of its
 public launch scripts. MegaScale's parallel blocks and sliding windows are not modelled; its paper
 says Ampere, for which A100 stand. The Megatron-LM beside it takes about 2.2 s of each step whatever
 the batch and the number of GPUs, of which half is predicted. torchtitan's own H100 take 500 W in
@@ -229,8 +238,8 @@ to round 4.1 on the same GPUs: those of 3.0 are predicted 6 to 9 % too short, th
 of what replicas exchange showed in them, where the prediction hides nothing; in those of 405B all
 of it shows.
 *long sequences*: NeMo 24.03 on H100 and 25.04 on B200 in FP8, 4 thousand to a million tokens
-(NVIDIA/NeMo, Apache-2.0), nothing fitted. They are met within 12 % on H100 (6.2 % in the mean) and
-within 5 % on B200 (2.6 %). They tell that the clock rises where attention rules a step: at that of
+(NVIDIA/NeMo, Apache-2.0), nothing fitted. They are met within 8 % on H100 (4.8 % in the mean) and
+within 5 % on B200 (2.3 %). They tell that the clock rises where attention rules a step: at that of
 other steps those of 128 thousand tokens and more would be predicted 12 to 23 % too slow on either.
 *DeepSpeed*: Llama 3.1 8B on one to 32 H100 with optimizer states in the host's memory (arXiv
 2506.13996), nothing fitted. 160 thousand to 15 million tokens are met within 7 %: attention alone

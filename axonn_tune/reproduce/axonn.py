@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import AXES, parse_layout
 from axonn_tune.spec.scenario import Scenario
+from axonn_tune.step.predict import predict
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.axonn4d import Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
@@ -168,20 +170,31 @@ def _weak_scaling_efficiency(row: Row, loaders: Loaders) -> tuple[float, str]:
 def _improvement_from_overlap(row: Row, loaders: Loaders) -> tuple[float, str]:
     """Return how much faster the grid that is best without overlap becomes with it.
 
-    The setting also states the largest improvement of any configuration that fits.
+    The script of these runs switches both on together: the overlaps, and keeping the weights of all
+    layers once they are gathered (OVERLAP and CACHE_LAYERS of run_axonn.sh, Megatron-AxoNN 0887652,
+    whose grid is the one that is predicted to be best without them). The setting also states the
+    memory that this takes, and the largest improvement of any configuration that fits without.
     """
     search = _search(row, loaders, row["gpus"], row["model"])
     search = replace(search, every_configuration=True)
-    job = replace(search.scenario.job, overlap=Overlap(False, False, False))
-    serial = replace(search, scenario=replace(search.scenario, job=job))
-    without = rank_candidates(serial)
-    overlapped = _seconds_by_configuration(rank_candidates(search))
+    without = rank_candidates(_with_job(search, overlap=Overlap(False, False, False)))
+    keeping = replace(_with_job(search, keep_gathered_weights=True), include_oom=True)
+    overlapped = _seconds_by_configuration(rank_candidates(keeping))
     improvements = [
         seconds / overlapped[configuration] - 1.0
         for configuration, seconds in _seconds_by_configuration(without).items()
     ]
     best = without.prediction(0)
-    return improvements[0], f"{_setting(best)}; up to {max(improvements):.2f} on other grids"
+    kept = predict(keeping.scenario, best.configuration)
+    memory = f"{gib(kept.memory_bytes):.0f} of {gib(kept.memory_capacity_bytes):.0f} GiB"
+    setting = f"{_setting(best)}; kept weights, {memory}; up to {max(improvements):.2f} elsewhere"
+    return improvements[0], setting
+
+
+def _with_job(search: Search, **changes: Any) -> Search:
+    """Return the search with changes to the job."""
+    job = replace(search.scenario.job, **changes)
+    return replace(search, scenario=replace(search.scenario, job=job))
 
 
 def _seconds_by_configuration(ranking: Ranking) -> dict[Configuration, float]:

@@ -66,6 +66,7 @@ def published_runs(load: Callable[[str], Sequence[Row]], loaders: Loaders) -> li
         *megatron.megascale(load("megascale_table"), loaders),
         *megatron.llama3(load("llama3"), loaders),
         *sharded.zero_plus_plus(load("zeropp"), loaders),
+        *sharded.zeropp_tutorial(load("zeropp_tutorial"), loaders),
         *sharded.pccl_training(load("training_pccl"), loaders),
         *torchtitan(load("torchtitan"), loaders),
         *fsdp.fms_fsdp(load("fms_fsdp"), loaders),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import TypeAlias
 
 from axonn_tune.search.search import Constraints, Search
@@ -19,11 +20,18 @@ Row: TypeAlias = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Loaders:
-    """Functions that find a preset by its name; this room itself touches no files."""
+    """Functions that find a preset by its name; this room itself touches no files.
+
+    Each is asked once for a name, since hundreds of rows name a few dozen presets.
+    """
 
     model: Callable[[str], Model]
     machine: Callable[[str], Machine]
     engine: Callable[[str], Engine]
+
+    def __post_init__(self) -> None:
+        for kind in fields(self):
+            object.__setattr__(self, kind.name, cache(getattr(self, kind.name)))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from axonn_tune.reproduce.megatron import megatron_search
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, gpt
 from axonn_tune.search.search import Constraints, Search
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
@@ -84,20 +85,38 @@ def against_zero3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         )
 
 
-# Layers, hidden size and heads of a GPT, by billions of parameters; the source states only 18B, the
-# others are the nearest usual shapes (12 l h^2).
+# Layers, hidden size and heads of a GPT, by billions of parameters; the source states only 18B. The
+# others reach the same rates as each other wherever they ran, so that they are taken to differ by
+# their layers alone, with the width of a usual 138B (12 l h^2).
 _ZEROPP_SHAPES = {
     "18": (40, 6144, 32),
-    "49": (61, 8192, 64),
-    "91": (89, 9216, 72),
+    "49": (27, 12288, 96),
+    "91": (50, 12288, 96),
     "138": (76, 12288, 96),
 }
 _ZEROPP_ASSUMED = ("vocabulary", "global batch", "micro-batch", "recomputation")
 
 
-def zero_plus_plus(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Yield ZeRO-3 and ZeRO++ on 384 V100, with one sequence on each."""
+def _first_zeropp(loaders: Loaders) -> Engine:
+    """Return DeepSpeed with the first release of ZeRO++, and the settings of its tutorial.
+
+    The second copy was used only where gradients are formed (d18aa2c7, June 2023,
+    runtime/zero/parameter_offload.py, fetch_sub_module with `forward`). The tutorial has buckets of
+    1e7 gradients, so that each matrix is reduced alone.
+    """
     deepspeed = loaders.engine("deepspeed-eager")
+    program = replace(deepspeed.zero, copy_serves_gradients=True, bucket_elements=1e7)
+    return replace(deepspeed, zero=program)
+
+
+def zero_plus_plus(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield ZeRO-3 and ZeRO++ on 384 V100, with one sequence on each.
+
+    Their rates count recomputation, as the logs in DeepSpeed's tutorial of ZeRO++ do: these say
+    20.70 TFLOP/s where 18B took 3.6806 s for 64 sequences of 512 tokens on 64 GPUs. Without
+    recomputation, 18B over one link would have received more than 12.5 GB/s on each node.
+    """
+    deepspeed = _first_zeropp(loaders)
     for row in rows:
         layers, hidden, heads = _ZEROPP_SHAPES[row["model_b"]]
         links = row["ib_links"]
@@ -114,9 +133,27 @@ def zero_plus_plus(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             source = "ZeRO++ blog of DeepSpeed (arXiv 2306.10209)"
             paper = Paper(system, source, machine, assumed=assumed)
             search = sharded_search(full, model, machine, strategy, sizes, 1, "fp16", "unfused")
-            subject = f"{row['model_b']}B, {links} links"
-            published = {"tflops_per_gpu": float(row[column])}
+            subject = f"{row['model_b']}B, {links} links, {tokens // 1024}K tokens"
+            published = {"hardware_tflops_per_gpu": float(row[column])}
             yield paper.run(f"ZeRO++, {row['model_b']}B", subject, search, published)
+
+
+def zeropp_tutorial(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield ZeRO-3 and ZeRO++ of the 18B on 64 V100, of which there are logs."""
+    deepspeed = _first_zeropp(loaders)
+    machine = loaders.machine("dgx2-1ib")
+    model = Model("gpt-18b", *_ZEROPP_SHAPES["18"], 50304, 512)
+    members = {
+        "zero3": ("DeepSpeed ZeRO-3", zero3(deepspeed), {"replica": 1}),
+        "zeropp": ("ZeRO++", zeropp(engine=deepspeed), {"secondary": 16}),
+    }
+    for row in rows:
+        system, strategy, sizes = members[row["strategy"]]
+        source = "DeepSpeed's tutorial of ZeRO++"
+        paper = Paper(system, source, machine, assumed=("vocabulary", "network"))
+        search = sharded_search(row, model, machine, strategy, sizes, 1, "fp16", "unfused")
+        published = {metric: float(row[metric]) for metric in ("step_seconds", "allocated_gib")}
+        yield paper.run("ZeRO++, tutorial", "18B on 64", search, published)
 
 
 # What the scripts of the runs below leave open: the version of DeepSpeed; of the data parallelism,

@@ -69,7 +69,7 @@ def play(
     zeros = np.zeros(shape)
     state = _State(zeros, zeros, dict.fromkeys(program.lanes, zeros))
     for i, (phase, repeats) in enumerate(zip(program.phases, program.repeats, strict=True)):
-        awaited = frozenset[str]().union(*(later.awaited for later in program.phases[i:]))
+        needed = frozenset[str]().union(*(later.needed for later in program.phases[i:]))
         durations = [
             kernels_seconds(instruction.operations)
             if isinstance(instruction, Kernels)
@@ -77,7 +77,7 @@ def play(
             for instruction in phase.instructions
         ]
         playable = _Playable(phase, durations, interference, sharing)
-        _play_repeated(playable, repeats, state, awaited)
+        _play_repeated(playable, repeats, state, needed)
     end = np.maximum(_latest([state.compute, *state.lane.values()]), least_seconds)
     return Played(end, state.idle + (end - state.compute))
 
@@ -124,9 +124,9 @@ class _State:
             for name, end in self.ended.items()
         }
 
-    def forget(self, awaited: Container[str]) -> None:
-        """Forget when those collectives ended that are not among the awaited ones."""
-        self.ended = {name: end for name, end in self.ended.items() if name in awaited}
+    def forget(self, needed: Container[str]) -> None:
+        """Forget when those collectives ended that are not among the needed ones."""
+        self.ended = {name: end for name, end in self.ended.items() if name in needed}
 
     def rows(self, rows: np.ndarray) -> _State:
         """Return the state of some candidates, in new arrays."""
@@ -189,8 +189,9 @@ class _Playable:
                     idle = idle + (start - compute)
                     compute = start
                 if interference.kernel_slowdown and instruction.concurrent:
-                    remaining = _latest([lane[i] for i in instruction.concurrent]) - compute
-                    seconds = interference.kernel_seconds(seconds, remaining)
+                    beside = self._slowing(instruction, state)
+                    if beside:
+                        seconds = interference.kernel_seconds(seconds, _latest(beside) - compute)
                 if interference.collective_slowdown and instruction.concurrent:
                     self._delay(instruction, compute, seconds, state)
                 compute = compute + seconds
@@ -201,6 +202,12 @@ class _Playable:
                 ended[instruction.name] = sharing.used(instruction.lane, end)
         state.compute = compute
         state.idle = idle
+
+    def _slowing(self, kernels: Kernels, state: _State) -> list[Array]:
+        """Return the ends of the collectives that may slow kernels."""
+        if kernels.slowing is None:
+            return [state.lane[lane] for lane in kernels.concurrent]
+        return [state.ended[name] for name in kernels.slowing if name in state.ended]
 
     def _delay(self, kernels: Kernels, start: Array, seconds: Array, state: _State) -> None:
         """Delay the ends of the collectives that run while the kernels do."""
@@ -225,7 +232,8 @@ class _Playable:
         its collectives settles later than the lane: kernels delay a collective less if it ends
         while they run.
         """
-        carried = {name: state.ended[name] for name in self.phase.carried if name in state.ended}
+        names = (*self.phase.carried, *self.phase.slowing_before)
+        carried = {name: state.ended[name] for name in names if name in state.ended}
         ends: list[tuple[_Key, Array]] = [*state.lane.items(), *carried.items()]
         compute = state.compute
         seen = {0: compute, **{key: np.maximum(end, compute) for key, end in ends}}
@@ -284,11 +292,11 @@ class _Ended:
 
 
 def _play_repeated(
-    playable: _Playable, repeats: int | Ints, state: _State, awaited: Container[str]
+    playable: _Playable, repeats: int | Ints, state: _State, needed: Container[str]
 ) -> None:
     """Play a phase `repeats` times; once its state repeats, add the period for the rest.
 
-    `awaited` are the collectives for which something waits in this phase or in later ones.
+    `needed` are the collectives whose ends this phase or a later one depends on.
 
     The player is a deterministic function of its state up to a common shift. From the first
     repeat that ends in the state in which it began (shifted), every further repeat adds the same
@@ -314,7 +322,7 @@ def _play_repeated(
         remaining = np.maximum(repeats - played, 0)
         unsettled_rows = np.flatnonzero((n_settled < n_enough) & (remaining > 0))
         if not unsettled_rows.size or played == COMMON_REPEATS:
-            state.forget(awaited)
+            state.forget(needed)
             unsettled = state.rows(unsettled_rows)
             state.extrapolate(earlier, remaining)
             if unsettled_rows.size:

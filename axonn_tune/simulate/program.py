@@ -41,12 +41,15 @@ class Kernels(NamedTuple):
         Lanes on which collectives may run at the same time.
     pending
         Names of the collectives on these lanes that may not have ended.
+    slowing
+        Names of those among them that slow kernels; None if all collectives of the program do.
     """
 
     operations: tuple[OpIndex, ...]
     waits_for: tuple[str, ...]
     concurrent: tuple[int, ...]
     pending: tuple[str, ...]
+    slowing: tuple[str, ...] | None
 
 
 class Message(NamedTuple):
@@ -70,18 +73,24 @@ class PhaseProgram:
     carried
         Names of collectives that are awaited before the phase issues them: an earlier repeat or
         phase has issued them.
+    slowing_before
+        Names of collectives before the phase that may slow its kernels, on lanes where others that
+        do not may follow them.
     feeding_lanes
         Lanes that something in the phase waits for.
     """
 
     instructions: tuple[Instruction, ...]
     carried: tuple[str, ...]
+    slowing_before: tuple[str, ...]
     feeding_lanes: frozenset[int]
 
     @cached_property
-    def awaited(self) -> frozenset[str]:
-        """The names of the collectives that something in the phase waits for."""
-        return frozenset(name for op in self.instructions for name in op.waits_for)
+    def needed(self) -> frozenset[str]:
+        """The names of the collectives whose ends something in the phase depends on."""
+        names = {name for op in self.instructions for name in op.waits_for}
+        kernels = (op for op in self.instructions if isinstance(op, Kernels))
+        return frozenset(names.union(*(op.slowing or () for op in kernels)))
 
     @cached_property
     def drifting(self) -> tuple[Message, ...]:
@@ -117,11 +126,14 @@ class Issue(NamedTuple):
         Group of a collective, or direction of a copy; empty for a kernel.
     waits_for
         Names of operations that end before it starts.
+    is_between_two
+        Whether it is a message from one rank to another, which slows no kernel.
     """
 
     name: str
     group: str
     waits_for: tuple[str, ...]
+    is_between_two: bool
 
 
 class Issues(NamedTuple):
@@ -147,6 +159,17 @@ def group_of(operation: Operation) -> str:
     return operation.axis if isinstance(operation, Collective) else ""
 
 
+def is_between_two(operation: Operation) -> bool:
+    """Return whether an operation is a message from one rank to another, which slows no kernel."""
+    return isinstance(operation, Collective) and operation.kind == "send_recv"
+
+
+def _issue_of(operation: Operation) -> Issue:
+    """Return what a schedule depends on of an operation."""
+    group = group_of(operation)
+    return Issue(operation.name, group, operation.waits_for, is_between_two(operation))
+
+
 def lane_of(transfer: Transfer, axis_lanes: AxisLanes) -> int:
     """Return the lane of a collective or of a copy; 0 for a collective over a single rank."""
     group = group_of(transfer)
@@ -165,7 +188,7 @@ def compile_program(phases: Sequence[Phase], axis_lanes: AxisLanes) -> Program:
     """
     issues = tuple(
         Issues(
-            tuple([Issue(op.name, group_of(op), op.waits_for) for op in phase.operations]),
+            tuple([_issue_of(op) for op in phase.operations]),
             phase.is_repeated,
             phase.is_optional,
         )
@@ -187,12 +210,15 @@ def _compiled(
         for issue in phase.operations
         if issue.group and (lane := lane_of_group[issue.group])
     }
+    quiet = frozenset(
+        issue.name for phase in issues for issue in phase.operations if issue.is_between_two
+    )
     phases = []
     issued: dict[str, _Moment] = {}
     uncertain: set[str] = set()
     for index, phase in enumerate(issues):
         histories = _histories(index, phase, issued, frozenset(uncertain))
-        compiler = _PhaseCompiler(index, lanes, histories)
+        compiler = _PhaseCompiler(index, lanes, quiet, histories)
         phases.append(compiler.compile(phase.operations))
         issued = compiler.issued
         names = {issue.name for issue in phase.operations}
@@ -259,10 +285,12 @@ class _PhaseCompiler:
         self,
         phase_index: int,
         lane_of: Mapping[str, int],
+        quiet: frozenset[str],
         histories: tuple[_History, ...],
     ) -> None:
         self._phase_index = phase_index
         self._lane_of = lane_of
+        self._quiet = quiet
         self._histories = histories
         self._instructions: list[Instruction] = []
         self._joined: list[OpIndex] = []
@@ -280,7 +308,9 @@ class _PhaseCompiler:
         issued: set[str] = set()
         carried: dict[str, None] = {}
         feeding: set[int] = set()
-        for index, (name, group, waits_for) in enumerate(issues):
+        mixed = {self._lane_of[name] for name in self._quiet & self._lane_of.keys()}
+        slowing_before = [name for name in self._slowing() if self._lane_of[name] in mixed]
+        for index, (name, group, waits_for, _) in enumerate(issues):
             if group and name not in self._lane_of:
                 continue
             waits: tuple[str, ...] = ()
@@ -294,7 +324,13 @@ class _PhaseCompiler:
             else:
                 self._kernel(index, waits)
         self._flush()
-        return PhaseProgram(tuple(self._instructions), tuple(carried), frozenset(feeding))
+        return PhaseProgram(
+            tuple(self._instructions), tuple(carried), tuple(slowing_before), frozenset(feeding)
+        )
+
+    def _slowing(self) -> tuple[str, ...]:
+        """Return the names of what may still be running and slows kernels."""
+        return tuple([name for name in self._pending if name not in self._quiet])
 
     def _holds_up(self, name: str, lane: int) -> bool:
         """Return whether an operation may still be running on its lane, in any repeat."""
@@ -334,7 +370,8 @@ class _PhaseCompiler:
         if self._joined:
             concurrent = tuple(sorted(set(self._pending.values())))
             pending = tuple(self._pending)
-            kernels = Kernels(tuple(self._joined), self._joined_waits, concurrent, pending)
+            slowing = self._slowing() if self._quiet else None
+            kernels = Kernels(tuple(self._joined), self._joined_waits, concurrent, pending, slowing)
             self._instructions.append(kernels)
             self._joined = []
             self._joined_waits = ()

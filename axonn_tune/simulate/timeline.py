@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.player import REPEAT_TOLERANCE
-from axonn_tune.simulate.program import AxisLanes, lane_of
+from axonn_tune.simulate.program import AxisLanes, is_between_two, lane_of
 from axonn_tune.spec.plan import Operation, Phase, Transfer
 
 COMPUTE_LANE = 0
@@ -195,7 +195,7 @@ class _Recording:
         self._latest: dict[str, int] = {}  # latest event of each collective, by name
         self._followed: dict[int, int | None] = {}  # event whose end started each event
         self.compute_free = 0.0
-        self._busy_until = 0.0  # end of the last collective
+        self._busy_until = 0.0  # end of the last collective that slows kernels
 
     def play(self, phase: str, issues: _Issues) -> None:
         """Issue the operations of one repeat of a phase."""
@@ -241,6 +241,7 @@ class _Recording:
                 self._charge(holding)
             if self._busy_until > ready:
                 seconds = self._slowed(seconds, ready)
+            if self._interference.collective_slowdown:
                 self._delay(ready, seconds)
             self.compute_free = ready + seconds
             self.events.append(Event(phase, operation, lane, ready, self.compute_free))
@@ -251,7 +252,8 @@ class _Recording:
             self._followed[index] = holding if start == ready else queue[-1]
             self._latest[operation.name] = index
             queue.append(index)
-            self._busy_until = max(self._busy_until, start + seconds)
+            if not is_between_two(operation):
+                self._busy_until = max(self._busy_until, start + seconds)
             self.events.append(Event(phase, operation, lane, start, start + seconds))
 
     def skip(self, seconds: float, last_repeat: int) -> None:

@@ -89,6 +89,13 @@ class AxonnProgram:
     gathered_element_bytes
         Bytes of an element of a weight that is gathered; None for those of the job's type. A weight
         of another type is converted after it was gathered.
+    shard_copies
+        Ratio of the bytes that copies move, which join a weight that comes as a list of shards, to
+        the bytes of the weight; None if no weight comes so.
+    listed_gathers
+        Prefixes of the names of weights that always come as a list of shards.
+    lists_without_oag
+        Whether, without OAG, every weight comes as a list of shards.
     reduction
         How gradients are summed: in `BUCKETS`, `WHOLE`, or by `PARAMETERS`.
     replicates_vocabulary
@@ -110,6 +117,9 @@ class AxonnProgram:
     overlaps_backward: bool = True
     awaits_scatters_at_end: bool = False
     gathered_element_bytes: float | None = None
+    shard_copies: Quantity | None = None
+    listed_gathers: tuple[str, ...] = ()
+    lists_without_oag: bool = False
     reduction: str = BUCKETS
     replicates_vocabulary: bool = False
     pads_vocabulary: bool = False
@@ -120,7 +130,7 @@ class AxonnProgram:
 
     def __post_init__(self) -> None:
         require_choice("axonn", "reduction", self.reduction, (BUCKETS, WHOLE, PARAMETERS))
-        for name in ("forward_copies", "backward_copies"):
+        for name in ("forward_copies", "backward_copies", "shard_copies"):
             quantity = getattr(self, name)
             if quantity is not None:
                 require_between("axonn", name, quantity.value, 0.0, LARGEST_FACTOR)
@@ -134,6 +144,10 @@ class AxonnProgram:
     def gathers_late(self, name: str) -> bool:
         """Return whether the weight with this name is gathered only when it is used."""
         return name.startswith(self.late_gathers)
+
+    def gathers_list(self, name: str, oag: bool) -> bool:
+        """Return whether the weight with this name comes as a list, with or without OAG."""
+        return name.startswith(self.listed_gathers) or (self.lists_without_oag and not oag)
 
 
 @dataclass(frozen=True)
@@ -295,6 +309,20 @@ class ZeroProgram:
     live_elements
         Number of elements of gathered weights that a rank holds at most. The head and the last
         blocks that fit stay gathered until the backward pass; with 0 only the root does.
+    reuse_elements
+        Number of elements that are used between two uses of a matrix from which it is released
+        after the first and gathered again for the second; 0 where what recomputation gathers stays
+        for the gradients.
+    quantises_copy
+        Whether weights that are quantised for gathers are so for those from their second copy, too.
+    sends_scales_apart
+        Whether the scales of quantised messages travel in messages of their own.
+    exchanges_tensors
+        Whether the gradient of each matrix is quantised and exchanged for itself, and that of each
+        norm and bias reduced for itself in 16 bits.
+    copy_serves_gradients
+        Whether only gathers that start beside gradients are from the second copy of the weights;
+        those that forward passes and recomputation start are from all ranks.
     bucket_elements
         Number of gradients that one reduction carries at most, unless a matrix is larger; 0 for as
         many reductions of a unit as it has gathers.
@@ -396,6 +424,11 @@ class ZeroProgram:
     prefetch_elements: float = 0.0
     keeps_vectors: bool = False
     live_elements: float = 0.0
+    reuse_elements: float = 0.0
+    quantises_copy: bool = False
+    sends_scales_apart: bool = False
+    exchanges_tensors: bool = False
+    copy_serves_gradients: bool = False
     bucket_elements: float = 0.0
     overlaps: bool = True
     gathers_in_place: bool = False
@@ -434,7 +467,7 @@ class ZeroProgram:
     experts_at_once: float = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("prefetch_elements", "live_elements", "bucket_elements"):
+        for name in ("prefetch_elements", "live_elements", "reuse_elements", "bucket_elements"):
             require_between("zero", name, getattr(self, name), 0, LARGEST_AMOUNT)
         require_choice("zero", "context_kind", self.context_kind, ("", *CONTEXT_KINDS))
         require_between("zero", "experts_at_once", self.experts_at_once, 1, math.inf)
@@ -541,6 +574,9 @@ class MemoryForm:
         Whether the inputs of a clamped gate are saved before and after they are clamped.
     saves_uncast
         Whether inputs of low products are saved in the job's type, and cast again for dW.
+    saves_frozen_inputs
+        Whether a layer with a norm saves what its product reads although its weight is frozen, if
+        an adapter reads the norm's output, too.
     keeps_remainders
         Whether an optimizer whose moments have a type of their own keeps of each fp32 master weight
         only the 16 bits that the weight in bf16 lacks.
@@ -567,6 +603,7 @@ class MemoryForm:
     activation_input_bytes: Quantity | None = None
     saves_unclamped: bool = False
     saves_uncast: bool = False
+    saves_frozen_inputs: bool = False
     keeps_remainders: bool = False
     tiles_logits: bool = False
     tiles_mlp: bool = False

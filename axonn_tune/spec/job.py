@@ -202,6 +202,10 @@ class Job:
         """Whether the model's own weights are trained, and not only adapters beside them."""
         return self.adapters is None
 
+    def has_adapter(self, layer: str) -> bool:
+        """Return whether an adapter stands beside the weight of a layer of a block."""
+        return self.adapters is not None and self.adapters.are_beside(layer)
+
     @property
     def trains_embedding(self) -> bool:
         """Whether the embedding is trained."""

@@ -121,6 +121,11 @@ def convert(owner: str) -> str:
     return f"{owner}.convert"
 
 
+def join(owner: str) -> str:
+    """Return the name of the copies that join a weight which came as a list of shards."""
+    return f"{owner}.join"
+
+
 def cast(owner: str) -> str:
     """Return the name of the kernel that casts a layer's input, or the gradient of its output."""
     return f"{owner}.cast"

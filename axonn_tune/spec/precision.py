@@ -106,6 +106,11 @@ class Recipe:
         """Whether scales come from earlier steps, so that a kernel can write the low format."""
         return self.reads_after_norm == 0.0
 
+    @property
+    def finds_scale_of_tensor(self) -> bool:
+        """Whether a cast finds one scale for the whole tensor, in a read of its own."""
+        return self.reads > 1.0
+
 
 # The precision in which products have the job's type, and no tensor is cast.
 FULL = "bf16"

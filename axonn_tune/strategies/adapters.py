@@ -73,7 +73,7 @@ class AdapterShape:
 def adapter_shape(shapes: Shapes, layer: str) -> AdapterShape | None:
     """Return the sizes of a layer's adapter; None if the layer has none."""
     adapters = shapes.job.adapters
-    if adapters is None or not adapters.are_beside(layer):
+    if adapters is None or not shapes.job.has_adapter(layer):
         return None
     shape = shapes.linears[layer]
     rank = float(adapters.rank)
@@ -179,7 +179,7 @@ class AdapterPasses:
 
     def _scale(self, host: HostProgram, owner: str, adapter: AdapterShape) -> None:
         """Scale the adapter's output, or its gradient."""
-        n_passes = np.where(self._is_fused, 0.0, 2.0)
+        n_passes = np.where(self.shapes.adapters_are_fused, 0.0, 2.0)
         host.memory_bound(names.scaled(owner), n_passes * self._output_bytes(adapter), "scale")
 
     def _add(self, host: HostProgram, owner: str, nbytes: Array) -> None:
@@ -187,13 +187,8 @@ class AdapterPasses:
 
         Where a product adds its result itself, only the read of the tensor to which it adds counts.
         """
-        n_passes = np.where(self._is_fused, 1.0, 3.0)
+        n_passes = np.where(self.shapes.adapters_are_fused, 1.0, 3.0)
         host.memory_bound(names.adapter_sum(owner), n_passes * nbytes, "add")
-
-    @property
-    def _is_fused(self) -> np.ndarray:
-        """Whether products themselves scale and add the adapters' outputs, shape (C,)."""
-        return self.shapes.fuses_adapters & (np.asarray(self.shapes.y) == 1.0)
 
     def _drop(self, host: HostProgram, owner: str, adapter: AdapterShape) -> None:
         """Drop elements of the adapter's input or its gradient, with a mask of a byte each."""

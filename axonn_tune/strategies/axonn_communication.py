@@ -92,6 +92,7 @@ class AxonnCommunication(Communication):
             if self._is_late(weight):
                 self._gather(host, weight)
             host.wait(names.all_gather(weight.name))
+            self._join(host, weight)
             self._convert(host, weight)
         if following is not None:
             self.prefetch_weight(host, following)
@@ -113,15 +114,30 @@ class AxonnCommunication(Communication):
 
     def _is_late(self, weight: Weight) -> bool:
         """Return whether a weight is gathered only when it is used; without OAG every weight is."""
+        return not self._has_oag(weight) or self.options.engine.axonn.gathers_late(weight.name)
+
+    def _has_oag(self, weight: Weight) -> bool:
+        """Return whether the pass that uses a weight gathers weights ahead."""
         forward = weight.chain == FORWARD
-        overlap = self.shapes.job.overlap if forward else self.backward_overlap
-        return not overlap.oag or self.options.engine.axonn.gathers_late(weight.name)
+        return (self.shapes.job.overlap if forward else self.backward_overlap).oag
 
     def _gather(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather a weight."""
+        host.issue(names.all_gather(weight.name), "all_gather", self._gathered_bytes(weight), "z")
+
+    def _gathered_bytes(self, weight: Weight) -> Array:
+        """Return the bytes of a weight as it is gathered."""
         ratio = gathered_element_ratio(self.shapes, self.options.engine.axonn)
-        nbytes = ratio * weight_bytes(self.shapes, weight.layer)
-        host.issue(names.all_gather(weight.name), "all_gather", nbytes, "z")
+        return ratio * weight_bytes(self.shapes, weight.layer)
+
+    def _join(self, host: HostProgram, weight: Weight) -> None:
+        """Copy the shards of a weight that came as a list to one tensor, where Z splits it."""
+        program = self.options.engine.axonn
+        if program.shard_copies is not None and program.gathers_list(
+            weight.name, self._has_oag(weight)
+        ):
+            nbytes = program.shard_copies.value * self._gathered_bytes(weight) * (self._z > 1)
+            host.memory_bound(names.join(weight.name), nbytes, "copy")
 
     def _convert(self, host: HostProgram, weight: Weight) -> None:
         """Convert a gathered weight to the job's type, if it was gathered in another one."""

@@ -22,7 +22,7 @@ from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array, Size
 from axonn_tune.spec.precision import Recipe
 from axonn_tune.strategies.program import HostProgram
-from axonn_tune.strategies.shapes import Shapes
+from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 
 _ATTENTION = "attention"
 # Layers whose input a norm has written.
@@ -77,15 +77,15 @@ class Casts:
         if recipe is None:
             return
         shape = self.shapes.linears[layer]
-        split = self._split(shape.linear.is_split and not shape.linear.transposed)
+        is_gathered_after = shape.linear.is_split and not shape.linear.transposed
+        split = self._split(is_gathered_after and not shape.gathers_uncast)
         n_elements = shape.tokens * shape.k / split
         n_copies = self._n_activation_copies(recipe, split)
         if self._is_cast_again(layer, recipe):
             n_copies = 1.0
         name = names.cast(names.of_layer(chain, layer))
-        is_activation = layer == "down" and self.shapes.casts_in_activations
-        is_prepared = layer in _AFTER_NORM or is_activation
-        n_reads = recipe.reads_after_norm if is_prepared else recipe.reads
+        n_reads = np.where(self._is_prepared(layer), recipe.reads_after_norm, recipe.reads)
+        self._agree_on_scale(host, name, recipe, is_gathered_after)
         self._cast(host, name, n_elements, n_reads, n_copies)
 
     def cast_gradient(self, host: HostProgram, layer: str) -> None:
@@ -95,10 +95,11 @@ class Casts:
             return
         shape = self.shapes.linears[layer]
         split = self._split(shape.linear.transposed)
-        n_copies = self._n_activation_copies(recipe, split)
+        n_copies = self._n_gradient_copies(layer, recipe, split)
         name = names.cast(names.of_layer(BACKWARD, layer))
         is_prepared = layer == "up" and self.shapes.casts_in_activations
         n_reads = recipe.reads_after_norm if is_prepared else recipe.reads
+        self._agree_on_scale(host, name, recipe, shape.linear.transposed)
         self._cast(host, name, shape.tokens * shape.n / split, n_reads, n_copies)
 
     def form_columns(self, host: HostProgram, layer: str) -> None:
@@ -223,18 +224,60 @@ class Casts:
         """
         return None if layer == "head" else self.shapes.job.recipe
 
+    def _agree_on_scale(
+        self, host: HostProgram, name: str, recipe: Recipe, is_gathered: bool
+    ) -> None:
+        """Find the largest value of a tensor that is gathered, if the recipe has one scale for it.
+
+        Each rank holds a part of its tokens (Transformer Engine d0067d0d, csrc/quantizer.cpp,
+        `amax_reduction_group`; torchao's casts of a DTensor do so, too). The kernel that finds the
+        largest value of the part is counted with the cast that follows.
+        """
+        is_split = is_gathered and bool(np.any(np.asarray(self.shapes.residual_split) > 1.0))
+        if recipe.finds_scale_of_tensor and is_split:
+            host.run(names.all_reduce(name), "all_reduce", FP32_BYTES, self.shapes.y_axis)
+
+    def _is_prepared(self, layer: str) -> np.ndarray | bool:
+        """Return whether the kernel that forms a layer's input prepares the cast of it, shape (C,).
+
+        A norm does not if an adapter reads its output, too, which is then in the job's type
+        (Transformer Engine d0067d0d, pytorch/module/layernorm_linear.py, `with_quantized_norm`).
+        In a sequence of operations it does, and the adapter reads the cast.
+        """
+        if layer == "down":
+            return self.shapes.casts_in_activations
+        if layer in _AFTER_NORM and self.shapes.job.has_adapter(layer):
+            return self.shapes.adapters_are_fused
+        return layer in _AFTER_NORM
+
     def _split(self, is_gathered: bool) -> Size:
         """Return over how many ranks a tensor is split by tokens when it is cast."""
         return self.shapes.residual_split if is_gathered else 1.0
 
     def _n_activation_copies(self, recipe: Recipe, split: Size) -> Size:
-        """Return how many copies of an input or a gradient are formed at once.
+        """Return how many copies of an input are formed at once.
 
         Copies along the columns are for dW, which frozen weights do not have.
         """
         if not self.shapes.job.trains_weights:
             return 1.0
         return self._n_copies_at_once(recipe, split)
+
+    def _n_gradient_copies(self, layer: str, recipe: Recipe, split: Size) -> Size:
+        """Return how many copies of the gradient of an output are formed at once.
+
+        A layer with a norm forms those along the columns of a frozen weight's gradient, too,
+        although no product reads them (Transformer Engine d0067d0d, module/layernorm_linear.py,
+        `backward`). A layer without a norm does not, nor does one in a sequence of operations.
+        """
+        if self.shapes.job.trains_weights:
+            return self._n_copies_at_once(recipe, split)
+        if layer not in _AFTER_NORM or self.shapes.memory.saves_uncast:
+            return 1.0
+        is_in_sequence: np.ndarray | bool = self.shapes.casts_in_activations
+        if layer != "up":
+            is_in_sequence = self.shapes.job.has_adapter(layer) & self.shapes.adapters_are_fused
+        return np.where(is_in_sequence, 1.0, self._n_copies_at_once(recipe, split))
 
     def _n_copies_at_once(self, recipe: Recipe, split: Size) -> Size:
         """Return how many copies the kernel that casts forms, for each candidate.
@@ -252,19 +295,19 @@ class Casts:
         return is_saved_by_attention or self.shapes.memory.saves_uncast
 
     def _cast(
-        self, host: HostProgram, name: str, n_elements: Size, n_reads: float, n_copies: Size
+        self, host: HostProgram, name: str, n_elements: Size, n_reads: Size, n_copies: Size
     ) -> None:
         """Read elements in the job's type, and write some copies in the recipe's format.
 
         If the recipe needs no read, another kernel has written one copy, from which the others are
         transposed.
         """
-        if not n_reads:
-            self._transpose(host, name, n_elements * (n_copies - 1.0))
-            return
         job = self.shapes.job
-        element_bytes = n_reads * job.element_bytes + n_copies * job.operand_bytes
-        host.memory_bound(name, n_elements * element_bytes, "cast")
+        of_reading = n_reads * job.element_bytes + n_copies * job.operand_bytes
+        of_transposing = (n_copies - 1.0) * (2.0 * job.operand_bytes)
+        nbytes = n_elements * np.where(np.asarray(n_reads) > 0, of_reading, of_transposing)
+        if np.any(nbytes > 0):
+            host.memory_bound(name, nbytes, "cast")
 
     def _transpose(self, host: HostProgram, name: str, n_elements: Size) -> None:
         """Read and write elements in the recipe's format, if there are any."""

@@ -169,14 +169,40 @@ class Ring(ContextParallelism):
             self._beside_messages(host, end, n_ends, sent_bytes)
             self._beside_messages(host, inner, n_inner, 2.0 * sent_bytes)
             self._beside_messages(host, masked, n_ends, sent_bytes)
-            summed_bytes = self.query_bytes + sent_bytes / 2.0
+            summed_bytes = self._gradient_sum_bytes
         else:
             self._beside_messages(host, masked, n_ends, sent_bytes)
             self._beside_messages(host, inner, n_inner, sent_bytes)
             host.launch(end)
-            summed_bytes = self.output_bytes
-        # Steps count as on the last rank: all of its queries meet half of another rank's keys.
-        host.memory_bound(f"{name}.sum", (self.n_ranks - 1.0) * _ADD * summed_bytes, "add")
+            summed_bytes = self._output_sum_bytes
+        host.memory_bound(f"{name}.sum", self.is_split * summed_bytes, "add")
+
+    @property
+    def _output_sum_bytes(self) -> Array:
+        """The bytes moved by the sums of outputs on the last rank, whose queries take every step.
+
+        The output of the first step is scaled into the sum, and each other one is added.
+        """
+        return (_COPY + _ADD * (self.n_ranks - 1.0)) * self.output_bytes
+
+    @property
+    def _gradient_sum_bytes(self) -> Array:
+        """The bytes moved by the sums of gradients, on the first or the last rank.
+
+        In all steps but the masked one, the last rank has gradients of all of its queries and of
+        half of another rank's keys, and the first rank of half of its queries and of all of those
+        keys. Each part of a sum begins with a copy. The masked step has all of both, and is the
+        first in which the first rank has its other queries, and in which anyone has the other half
+        of its keys.
+        """
+        queries, keys = self.query_bytes, self.key_bytes + self.value_bytes
+        inner_steps = np.maximum(self.n_ranks - 2.0, 0.0)
+        half_copy, half_add = _COPY / 2.0, _ADD / 2.0
+        last = (_COPY + _ADD + inner_steps * _ADD) * queries
+        last = last + (half_copy + _ADD + inner_steps * half_add) * keys
+        first = (half_copy + (half_copy + half_add) + inner_steps * half_add) * queries
+        first = first + (_COPY + (half_add + half_copy) + inner_steps * _ADD) * keys
+        return np.maximum(first, last)
 
     def _beside_messages(
         self, host: HostProgram, steps: Attention, n_messages: Array, message_bytes: Array
@@ -199,6 +225,7 @@ class AllGather(ContextParallelism):
     def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Gather, put the chunks in order, and run a kernel for each of the rank's two chunks.
 
+        The outputs of the chunks are copied into one, and so are the gradients of their queries.
         The backward pass gathers again. It adds the gradients of both chunks to cleared sums, puts
         these back into the order of the ranks, and scatters them.
         """
@@ -210,6 +237,10 @@ class AllGather(ContextParallelism):
         host.run(names.all_gather(name), "all_gather", everything, self.axis, 2.0)
         host.memory_bound(f"{name}.order", self.is_split * _COPY * everything, "copy")
         host.launch(replace(kernel, n_launches=n_chunks))
+        joined_bytes = (1.0 + _COPY) * self.output_bytes  # it is cleared before
+        if chain == BACKWARD:
+            joined_bytes = _COPY * self.query_bytes
+        host.memory_bound(f"{name}.join", self.is_split * joined_bytes, "copy")
         if chain == BACKWARD:
             summed_bytes = (1.0 + _ADD + _COPY) * everything
             host.memory_bound(f"{name}.sum", self.is_split * summed_bytes, "add")
@@ -237,9 +268,9 @@ class Ulysses(ContextParallelism):
         inputs = (("q", self.query_bytes), ("k", self.key_bytes), ("v", self.value_bytes))
         output = (("out", self.output_bytes),)
         before, after = (output, inputs) if chain == BACKWARD else (inputs, output)
-        self._exchange(host, name, before)
+        self._exchange(host, name, before, splits_heads=True)
         self._attend_with_part_of_heads(host, chain, window)
-        self._exchange(host, name, after)
+        self._exchange(host, name, after, splits_heads=False)
 
     def _attend_with_part_of_heads(self, host: HostProgram, chain: str, window: int) -> None:
         """Run attention over the tokens of all ranks of the group, with the rank's heads."""
@@ -248,17 +279,27 @@ class Ulysses(ContextParallelism):
         host.launch(replace(kernel, n_heads=shapes.n_heads / self.n_ranks))
 
     def _exchange(
-        self, host: HostProgram, name: str, tensors: Collection[tuple[str, Array]]
+        self,
+        host: HostProgram,
+        name: str,
+        tensors: Collection[tuple[str, Array]],
+        splits_heads: bool,
     ) -> None:
-        """Exchange tensors; meanwhile the next one is packed and the one before unpacked."""
+        """Exchange tensors; meanwhile the next one is packed and the one before unpacked.
+
+        The copy that parts the heads of ranks, or joins them again, moves an axis, so that it
+        handles one element at a time. The other copy puts whole chunks of tokens in order.
+        """
         for tensor, nbytes in tensors:
             copied = self.is_split * _COPY * nbytes
-            host.memory_bound(f"{name}.{tensor}.pack", copied, "copy")
+            strided = splits_heads * copied
+            host.memory_bound(f"{name}.{tensor}.pack", copied, "copy", strided_bytes=strided)
             host.issue(names.all_to_all(f"{name}.{tensor}"), "all_to_all", nbytes, self.axis)
         for tensor, nbytes in tensors:
             host.wait(names.all_to_all(f"{name}.{tensor}"))
             copied = self.is_split * _COPY * nbytes
-            host.memory_bound(f"{name}.{tensor}.unpack", copied, "copy")
+            strided = (not splits_heads) * copied
+            host.memory_bound(f"{name}.{tensor}.unpack", copied, "copy", strided_bytes=strided)
 
     @property
     def saved_bytes(self) -> Array:
@@ -295,11 +336,15 @@ class UlyssesInTurn(Ulysses):
         return np.maximum(self.n_ranks / self.shapes.model.n_kv_heads, 1.0)
 
     def _exchange(
-        self, host: HostProgram, name: str, tensors: Collection[tuple[str, Array]]
+        self,
+        host: HostProgram,
+        name: str,
+        tensors: Collection[tuple[str, Array]],
+        splits_heads: bool,
     ) -> None:
         """Pack, exchange and unpack one tensor after another."""
         for tensor in tensors:
-            super()._exchange(host, name, (tensor,))
+            super()._exchange(host, name, (tensor,), splits_heads)
 
     @property
     def saved_bytes(self) -> Array:

@@ -82,8 +82,7 @@ class MegatronCommunication(SequenceParallel):
         LoRA in MLPerf v4.1 to v5.1; without it, the adapter gathers them itself: Megatron-Bridge
         067f987d, peft/utils.py).
         """
-        adapters = self.shapes.job.adapters
-        return adapters is not None and adapters.are_beside(layer)
+        return self.shapes.job.has_adapter(layer)
 
     def _sum_bytes(self, layer: str) -> Size:
         """Return the bytes of a layer's output, which may travel in the format of low products."""

@@ -80,8 +80,11 @@ class SequenceParallel(Communication):
             self._order_tokens(host, name, shape.gathered_input_bytes)
 
     def _awaits_all_tokens(self, layer: str) -> bool:
-        """Return whether something beside a product reads all tokens before it begins."""
-        return False
+        """Return whether all tokens must have come before a product begins.
+
+        What an adapter reads, too, is cast for the product once it has been gathered.
+        """
+        return self.shapes.job.recipe is not None and self.shapes.job.has_adapter(layer)
 
     def sum_output(self, host: HostProgram, weight: Weight) -> None:
         """Sum the output; if the sum overlaps with the product, only its last part remains."""

@@ -50,8 +50,12 @@ class LinearShape:
     weight_bytes, input_bytes, output_bytes
         Sizes of the gathered weight block, of the layer's input and of its output.
     gathered_input_bytes, gathered_gradient_bytes
-        Sizes of the layer's input and of the gradient of its output in the format of the operands,
-        in which ranks gather them.
+        Sizes of the layer's input and of the gradient of its output in the format in which ranks
+        gather them, which is that of the operands.
+    gathers_uncast
+        Whether the input is gathered in the job's type instead, since an adapter reads it, too, and
+        is cast after that (Transformer Engine d0067d0d, pytorch/module/layernorm_linear.py,
+        `return_layernorm_output_gathered`).
     input_axis
         Axis that splits k; outputs are summed over it. It is empty where k is not split.
     output_axis
@@ -72,6 +76,7 @@ class LinearShape:
     output_bytes: Array
     gathered_input_bytes: Array
     gathered_gradient_bytes: Array
+    gathers_uncast: bool
     input_axis: str
     output_axis: str
     is_stored_transposed: bool
@@ -273,6 +278,7 @@ class Shapes:
         column_bytes = self.tokens * self.element_bytes
         is_low = linear.name != "head"
         gathered_bytes = self.tokens * (self.job.operand_bytes if is_low else self.element_bytes)
+        gathers_uncast = self.job.has_adapter(linear.name) and not linear.transposed
         return LinearShape(
             linear,
             self.tokens,
@@ -281,8 +287,9 @@ class Shapes:
             weight_bytes=k * n * self.element_bytes,
             input_bytes=column_bytes * k,
             output_bytes=column_bytes * n,
-            gathered_input_bytes=gathered_bytes * k,
+            gathered_input_bytes=(column_bytes if gathers_uncast else gathered_bytes) * k,
             gathered_gradient_bytes=gathered_bytes * n,
+            gathers_uncast=gathers_uncast,
             input_axis=input_axis,
             output_axis=output_axis,
             is_stored_transposed=linear.name == "head" and self.model.tied_embeddings,
@@ -306,6 +313,7 @@ class Shapes:
             output_bytes=column_bytes * n,
             gathered_input_bytes=low_column_bytes * k,
             gathered_gradient_bytes=low_column_bytes * n,
+            gathers_uncast=False,
             input_axis="",
             output_axis="",
             is_stored_transposed=False,
@@ -375,8 +383,25 @@ class Shapes:
         An adapter saves the tokens of all ranks.
         """
         held = self.residual_bytes if self.job.trains_weights else self.stream_bytes
-        of_qkv, of_up = self.saved_of_input("qkv", held), self.saved_of_input("up", held)
+        of_qkv, of_up = (
+            self.saved_of_input(layer, held) + self._saved_beside_adapter(layer)
+            for layer in ("qkv", "up")
+        )
         return np.maximum(of_qkv, of_up) if self.model.shares_norm else of_qkv + of_up
+
+    def _saved_beside_adapter(self, layer: str) -> Array | float:
+        """Return the bytes that a layer with a frozen weight saves of its norm's output.
+
+        They are those of the rank's own tokens. Without a cast, a gather or dropout, the adapter
+        saves the same tensor.
+        """
+        if not (self.memory.saves_frozen_inputs and self.job.has_adapter(layer)):
+            return 0.0
+        is_gathered = np.asarray(self.residual_split) > 1.0
+        drops = self.job.adapters is not None and self.job.adapters.dropout
+        is_apart = (self.job.recipe is not None) | drops | is_gathered
+        saves = is_apart & ~self.adapters_are_fused
+        return saves * self.saved_share * self.residual_bytes
 
     @property
     def norm_output_of_one(self) -> Array:
@@ -397,7 +422,7 @@ class Shapes:
         adapters = self.job.adapters
         if adapters is None:
             return nbytes * self.saved_share
-        if not adapters.are_beside(layer):
+        if not self.job.has_adapter(layer):
             return 0.0
         return nbytes * (1.0 + adapters.dropout * MASK_BYTES / self.element_bytes)
 
@@ -472,6 +497,11 @@ class Shapes:
         if adapters is None:
             return 0.0
         return self.tokens * (self.n_adapters * adapters.rank * self.element_bytes)
+
+    @property
+    def adapters_are_fused(self) -> np.ndarray:
+        """Whether products themselves scale and add the adapters' outputs, shape (C,)."""
+        return self.fuses_adapters & (np.asarray(self.y) == 1.0)
 
     @property
     def n_adapters(self) -> int:

@@ -102,13 +102,21 @@ class Transformer:
         shape = self.shapes.linears[weight.layer]
         number_format = self.casts.number_format(weight.layer)
         self._take_weight(host, weight, following)
-        self.casts.cast_input(host, weight.chain, weight.layer)
-        self.communication.gather_input(host, weight)
+        self._bring_input(host, weight)
         for name, n in shape.products:
             owner = names.gemm(names.of_layer(weight.chain, name))
             host.gemm(owner, shape.tokens, n, shape.k, shape.modes[0], number_format)
         self.communication.sum_output(host, weight)
         self._adapters.forward(host, weight.chain, weight.layer)
+
+    def _bring_input(self, host: HostProgram, weight: Weight) -> None:
+        """Cast a layer's input and gather it; what an adapter reads, too, is gathered uncast."""
+        if self.shapes.linears[weight.layer].gathers_uncast:
+            self.communication.gather_input(host, weight)
+            self.casts.cast_input(host, weight.chain, weight.layer)
+        else:
+            self.casts.cast_input(host, weight.chain, weight.layer)
+            self.communication.gather_input(host, weight)
 
     def _linear_backward(self, host: HostProgram, layer: str, following: Weight | None) -> None:
         """Form dI = dO W^T, summed over the axis that splits n, and dW = I^T dO.
@@ -165,8 +173,7 @@ class Transformer:
 
     def _recompute_adapted_input(self, host: HostProgram, layer: str) -> None:
         """Form the input of a layer again that only its adapter needs, if it has one."""
-        adapters = self.shapes.job.adapters
-        if adapters is not None and adapters.are_beside(layer):
+        if self.shapes.job.has_adapter(layer):
             self._recompute_input(host, layer)
 
     def _recompute_input(self, host: HostProgram, layer: str) -> None:
@@ -203,9 +210,10 @@ class Transformer:
         shape = self.shapes.linears[layer]
         weight = Weight(RECOMPUTE, layer)
         number_format = self.casts.number_format(layer)
-        self.casts.cast_input(host, RECOMPUTE, layer)
-        if not shape.linear.transposed:
-            self.communication.gather_input(host, weight)
+        if shape.linear.transposed:
+            self.casts.cast_input(host, RECOMPUTE, layer)
+        else:
+            self._bring_input(host, weight)
         if share:
             name, n = names.gemm(weight.name), share * shape.n
             host.gemm(name, shape.tokens, n, shape.k, shape.modes[0], number_format)

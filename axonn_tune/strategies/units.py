@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Size
+from axonn_tune.strategies.fetches import FETCHED_ONCE, BackwardFetches
 from axonn_tune.strategies.shapes import FP32_BYTES
 
 
@@ -37,6 +40,8 @@ class GatherUnit:
         Group whose ranks share it; empty where this is the group of the strategy.
     low
         Number of its parameters that are stored and gathered in the format of low products.
+    fetches
+        What is gathered of it when it is recomputed as a whole.
     """
 
     name: str
@@ -49,6 +54,7 @@ class GatherUnit:
     n_reductions: Size
     sharded_over: str = ""
     low: Size = 0.0
+    fetches: BackwardFetches = FETCHED_ONCE
 
     @property
     def all_trained(self) -> Size:
@@ -64,9 +70,12 @@ class GatherUnit:
         parameters = self.count * self.parameters
         return _stored_bytes(job, parameters, self.all_trained, stored_element_bytes)
 
-    def gathered_bytes(self, job: Job) -> Size:
-        """Return the bytes of a whole unit as it is gathered."""
-        return self.gathered * job.element_bytes - self.saved_bytes(job)
+    def bytes_of(self, elements: Size, job: Job) -> Size:
+        """Return the bytes of some of its gathered elements."""
+        nbytes = elements * job.element_bytes
+        if not np.any(self.low):
+            return nbytes
+        return nbytes - elements / self.gathered * self.saved_bytes(job)
 
     def saved_bytes(self, job: Job) -> Size:
         """Return the bytes that a whole unit saves since some parameters have a low format."""

@@ -37,6 +37,12 @@ from axonn_tune.strategies.context import (
     context_parallelism,
 )
 from axonn_tune.strategies.experts import stored_experts
+from axonn_tune.strategies.fetches import (
+    FETCHED_ONCE,
+    BackwardFetches,
+    FetchRules,
+    backward_fetches,
+)
 from axonn_tune.strategies.fsdp2 import Kept, fsdp2_memory, fsdp2_stage_memory
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
@@ -396,7 +402,7 @@ class Zero:
             n_calls = gathers_per_block(sizes, block.count, prefetched) + 2 * shapes.n_adapters
             block = replace(block, n_calls=n_calls)
         if not self.has_experts:
-            return root, block
+            return root, replace(block, fetches=self._fetches(shapes))
         is_spread = shapes.table.size(EXPERT) > 1
         routed = is_spread * stored_experts(shapes, layers) / block.count
         above = stored_experts(shapes, shapes.backward_layers(layers))
@@ -421,6 +427,18 @@ class Zero:
             EXPERT_REPLICAS,
         )
         return root, block, experts
+
+    def _fetches(self, shapes: Shapes) -> BackwardFetches:
+        """Return what is gathered of a block that is recomputed as a whole."""
+        program, model = self.engine.zero, shapes.model
+        if not program.reuse_elements or shapes.recompute != "full":
+            return FETCHED_ONCE
+        norm = [0.0]
+        attention = [float(linear.parameters) for linear in model.attention_linears]
+        mlp = [float(linear.parameters) for linear in model.mlp_linears]
+        rules = FetchRules(program.live_elements, program.reuse_elements, program.prefetch_elements)
+        between = [] if model.shares_norm else norm
+        return backward_fetches([*norm, *attention, *between, *mlp], rules)
 
     def _unit(
         self,

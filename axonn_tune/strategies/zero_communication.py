@@ -12,7 +12,7 @@ from axonn_tune.spec import names
 from axonn_tune.spec.engine import OffloadProgram, ZeroProgram
 from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.layout import EXPERT, PIPELINE, TENSOR
-from axonn_tune.spec.names import BACKWARD, FORWARD
+from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size
 from axonn_tune.strategies.async_tensor import AsyncTensorParallel
 from axonn_tune.strategies.attention import copy_heads
@@ -30,6 +30,17 @@ if TYPE_CHECKING:
 # (ZeRO++, sections 3.1 and 3.3: INT8 weights, INT4 gradients).
 INT8_BYTES = 1.0 + 2.0 / 2048
 INT4_BYTES = 0.5 + 2.0 / 2048
+
+
+@dataclass(frozen=True)
+class _Gather:
+    """A gather of a number of elements in some calls within a group."""
+
+    name: str
+    elements: Size
+    n_calls: Size
+    group: str
+    is_quantised: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,12 +187,29 @@ class ZeroCommunication(AsyncTensorParallel):
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the root before the embedding."""
         if weight.layer == "embedding" and self._gathers_ahead:
-            self._start_gather(host, FORWARD, self._root)
+            self._start_gathers(host, FORWARD, self._root)
 
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
-        """Wait for the root's weights before the embedding; they stay for the head."""
-        if weight.layer == "embedding" and not self.keeps_weights:
+        """Wait for the root's weights before the embedding; they stay for the head.
+
+        What a block's recomputation does not leave gathered comes while the gradients of its last
+        matrix are formed.
+        """
+        if self.keeps_weights:
+            return
+        if weight.layer == "embedding":
             self._take(host, FORWARD, self._root)
+        for unit in self._in_block:
+            if unit.fetches.n_again:
+                self._gather_again(host, unit, weight)
+
+    def _gather_again(self, host: HostProgram, unit: GatherUnit, weight: Weight) -> None:
+        """Gather for gradients what recomputation has released, between two uses of matrices."""
+        *_, before, last = (linear.name for linear in self.shapes.model.block_linears)
+        if weight == Weight(BACKWARD, last) and self._overlap.oag:
+            self._start_gathers(host, BACKWARD, unit)
+        if weight == Weight(BACKWARD, before):
+            self._take(host, BACKWARD, unit)
 
     def begin_block(self, host: HostProgram, chain: str) -> None:
         """Wait for all weights of the block, since they come together."""
@@ -194,50 +222,87 @@ class ZeroCommunication(AsyncTensorParallel):
         """Start to gather the next block's weights; without OAG, they are gathered when taken."""
         if self._gathers_ahead:
             for unit in self._in_block:
-                self._start_gather(host, chain, unit)
+                self._start_gathers(host, chain, unit)
 
     @property
     def _gathers_ahead(self) -> bool:
         """Whether weights are gathered before they are taken."""
         return self._overlap.oag and not self.keeps_weights
 
-    def _source(self, chain: str, unit: GatherUnit) -> tuple[str, bool]:
+    def _source(self, chain: str, unit: GatherUnit, is_early: bool) -> tuple[str, bool]:
         """Return the group from which a chain gathers weights, and whether they are quantised.
 
-        The second copy is made in the first forward pass after an update.
+        The second copy is made in the first forward pass after an update. `is_early` says whether
+        the gather starts in a forward pass or while a block is recomputed.
         """
         if unit.sharded_over:
             return unit.sharded_over, False
-        sharding = self._sharding
-        if sharding.copy and not (chain == FORWARD and self.sync):
-            return sharding.copy, False
+        sharding, program = self._sharding, self._program
+        has_copy = bool(sharding.copy) and not (chain == FORWARD and self.sync)
+        if has_copy and not (is_early and program.copy_serves_gradients):
+            return sharding.copy, self.options.quantised_weights and program.quantises_copy
         return sharding.weights, self.options.quantised_weights
 
-    def _start_gather(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
-        """Start to gather a unit's weights; quantised ones are packed to INT8 before."""
-        group, is_quantised = self._source(chain, unit)
-        size = self.shapes.table.size(group)
-        name = names.of_layer(chain, unit.name)
+    def _gathers(self, chain: str, unit: GatherUnit) -> list[_Gather]:
+        """Return the gathers of a unit for its use in a chain.
+
+        For the backward pass of a block that is recomputed, they are those of what recomputation
+        has not left gathered.
+        """
+        name, fetches = names.of_layer(chain, unit.name), unit.fetches
         share = self._share(chain, unit)
-        gathered = share * unit.gathered
-        nbytes = share * unit.gathered_bytes(self.shapes.job)
-        if is_quantised:
-            packed = gathered * INT8_BYTES
-            host.memory_bound(f"{name}.quantise", (size > 1) * (nbytes + packed) / size, "scale")
+        elements, n_calls, early_share = share * unit.gathered, share * unit.n_calls, 1.0
+        if chain == BACKWARD:
+            early_share = 0.0
+        if chain == RECOMPUTE:
+            early_share = fetches.early_share
+        if chain == BACKWARD and fetches.n_again:
+            elements, n_calls = fetches.again_elements, fetches.n_again
+            early_share = fetches.early_again_share
+        early, late = (self._source(chain, unit, is_early) for is_early in (True, False))
+        if early == late or early_share in (0.0, 1.0):
+            return [_Gather(name, elements, n_calls, *(early if early_share else late))]
+        return [
+            _Gather(of_part, part * elements, part * n_calls, *source)
+            for of_part, part, source in (
+                (name, 1.0 - early_share, late),
+                (f"{name}.early", early_share, early),
+            )
+        ]
+
+    def _start_gathers(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
+        """Start to gather a unit's weights."""
+        for gather in self._gathers(chain, unit):
+            self._start_gather(host, unit, gather)
+
+    def _start_gather(self, host: HostProgram, unit: GatherUnit, gather: _Gather) -> None:
+        """Start a gather; quantised weights are packed to INT8 before."""
+        group, n_calls = gather.group, gather.n_calls
+        size = self.shapes.table.size(group)
+        name = gather.name
+        nbytes = unit.bytes_of(gather.elements, self.shapes.job)
+        if gather.is_quantised:
+            packed = gather.elements * INT8_BYTES
+            host.memory_bound(
+                f"{self._of_source(gather)}.quantise",
+                (size > 1) * (nbytes + packed) / size,
+                "scale",
+            )
             nbytes = packed
+            n_calls = n_calls * (2.0 if self._program.sends_scales_apart else 1.0)
         full = np.full(len(self.shapes.table), nbytes)
         view_seconds = self._program.view_seconds
         if view_seconds is not None:
-            n_views = share * unit.n_calls * size * (size > 1)
+            n_views = n_calls * size * (size > 1)
             host.idle(names.views(name), n_views * view_seconds.value)
-        if not np.any(share):
+        if not np.any(n_calls):
             return
         after: tuple[str, ...] = ()
         if self._offload.weights:
             after = (names.from_host(name),)
+            share = gather.elements / unit.gathered
             shard_bytes = share * unit.fp32_shard_bytes(self.shapes.job) / size
             host.copy(names.from_host(name), shard_bytes, FROM_HOST)
-        n_calls = share * unit.n_calls
         host.issue(names.all_gather(name), "all_gather", full, group, n_calls, after)
 
     def _share(self, chain: str, unit: GatherUnit) -> Size:
@@ -260,27 +325,34 @@ class ZeroCommunication(AsyncTensorParallel):
         return np.maximum(0.0, 1.0 - n_kept / self.shapes.n_backward)
 
     def _take(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
-        """Wait for a gather, and copy or unpack the received weights to where they are used."""
+        """Wait for gathers, and copy or unpack the received weights to where they are used."""
         if not self._overlap.oag:
-            self._start_gather(host, chain, unit)
-        share = self._share(chain, unit)
-        if not np.any(share):
-            return
-        group, is_quantised = self._source(chain, unit)
-        name = names.of_layer(chain, unit.name)
+            self._start_gathers(host, chain, unit)
+        for gather in self._gathers(chain, unit):
+            if np.any(gather.n_calls):
+                self._receive(host, gather)
+
+    def _receive(self, host: HostProgram, gather: _Gather) -> None:
+        """Wait for a gather, and copy or unpack the received weights."""
+        name, group = gather.name, gather.group
         element = self.shapes.element_bytes
         host.wait(names.all_gather(name))
         if self._offload.weights:
             host.wait(names.from_host(name))
-        gathered = share * unit.gathered
-        received = np.where(self.shapes.table.size(group) > 1, gathered, 0.0)
-        if is_quantised:
-            host.memory_bound(f"{name}.dequantise", received * (INT8_BYTES + element), "scale")
+        received = np.where(self.shapes.table.size(group) > 1, gather.elements, 0.0)
+        if gather.is_quantised:
+            unpacked = received * (INT8_BYTES + element)
+            host.memory_bound(f"{self._of_source(gather)}.dequantise", unpacked, "scale")
         elif not self._program.gathers_in_place:
             # The first gather of a step is over other ranks than those from the second copy.
             is_first = self._sharding.copy and group == self._sharding.weights
             copy = f"{name}.first_copy" if is_first else f"{name}.copy"
             host.memory_bound(copy, received * (2.0 * element), "copy")
+
+    def _of_source(self, gather: _Gather) -> str:
+        """Return the name of a gather's kernels, which handle other shards of the second copy."""
+        is_copy = bool(self._sharding.copy) and gather.group == self._sharding.copy
+        return f"{gather.name}.second_copy" if is_copy else gather.name
 
     # Gradients ---------------------------------------------------------------------------
 
@@ -365,15 +437,15 @@ class ZeroCommunication(AsyncTensorParallel):
         """
         job = self.shapes.job
         slice_seconds = self._program.slice_seconds
-        is_cut = self._sharding.weights and not self.options.quantised_gradients
-        if slice_seconds is None or not (is_cut and job.trains_weights):
+        if slice_seconds is None or not (self._sharding.weights and job.trains_weights):
             return
         model = self.shapes.model
         n_layers = self.shapes.n_backward
         n_tables = (1 + (model.position_parameters > 0)) * job.trains_embedding
         n_heads = (not model.tied_embeddings) * job.trains_head
         n_vectors = model.n_vectors * n_layers / model.n_layers
-        n_gradients = n_tables + n_heads + n_layers * len(model.block_linears) + n_vectors
+        n_matrices = n_tables + n_heads + n_layers * len(model.block_linears)
+        n_gradients = n_vectors + n_matrices * (not self.options.quantised_gradients)
         size = self.shapes.table.size(self._sharding.gradients)
         n_slices = n_gradients * size * (size > 1)
         host.idle(names.GRADIENT_SLICES, n_slices * slice_seconds.value)
@@ -402,9 +474,11 @@ class ZeroCommunication(AsyncTensorParallel):
                 host.memory_bound(f"{name}.scale", sent * (2.0 * message_element), "scale")
             reduction = names.reduce(name)
             nbytes = remaining * message_element
-            host.issue(reduction, kind, nbytes, group, unit.n_reductions, before)
+            host.issue(reduction, kind, nbytes, group, self._n_reductions(unit), before)
             remaining = remaining / size
             before = (reduction,)
+        if self._exchanges_tensors:
+            self._reduce_vectors(host, unit)
         if self._sums_replicas:
             host.issue(
                 replica_sum(unit),
@@ -417,6 +491,31 @@ class ZeroCommunication(AsyncTensorParallel):
             before = (replica_sum(unit),)
         if self._offload.gradients:
             self._keep_on_host(host, unit, remaining, before)
+
+    @property
+    def _exchanges_tensors(self) -> bool:
+        """Whether each tensor's gradient is quantised and exchanged for itself."""
+        return self.options.quantised_gradients and self._program.exchanges_tensors
+
+    def _n_reductions(self, unit: GatherUnit) -> Size:
+        """Return the number of reductions over each group that carry a unit's gradients."""
+        if not self._exchanges_tensors:
+            return unit.n_reductions
+        model = self.shapes.model
+        n_matrices = len(model.block_linears)
+        if unit is self._root:
+            n_matrices = 2 - model.tied_embeddings
+        n_messages = 2.0 if self._program.sends_scales_apart else 1.0
+        return np.where(self._packs_gradients, n_messages * n_matrices, unit.n_reductions)
+
+    def _reduce_vectors(self, host: HostProgram, unit: GatherUnit) -> None:
+        """Reduce the gradient of each norm and bias alone over all ranks, in 16 bits."""
+        job, sharding = self.shapes.job, self._sharding
+        vectors = (unit.parameters - unit.gathered) * job.trains_weights
+        whole = sum(each.count * (each.parameters - each.gathered) for each in self._units)
+        n_vectors = self.shapes.model.n_vectors * vectors / whole * self._packs_gradients
+        nbytes = np.full(len(self.shapes.table), vectors * self._message_element)
+        host.issue(_vector_reduction(unit), "reduce_scatter", nbytes, sharding.gradients, n_vectors)
 
     @property
     def _reduces(self) -> bool:
@@ -488,6 +587,8 @@ class ZeroCommunication(AsyncTensorParallel):
                 moved = np.where(self._packs_gradients, moved, 0.0)
                 host.memory_bound(f"{name}.dequantise", moved, "reduce")
             remaining = remaining / size
+        if self._exchanges_tensors and self._reduces:
+            host.wait(_vector_reduction(unit))
         if self._sums_replicas:
             host.wait(replica_sum(unit))
         if self._offload.weights:
@@ -549,6 +650,11 @@ class ZeroCommunication(AsyncTensorParallel):
         group = self._sharding.weights
         n_calls = self.shapes.model.n_vectors * (vectors / whole)
         host.issue(names.VECTORS_ALL_GATHER, "all_gather", full, group, n_calls, updated)
+
+
+def _vector_reduction(unit: GatherUnit) -> str:
+    """Return the name of the reductions of a unit's gradients of norms and biases."""
+    return names.reduce(f"gradient.{unit.name}.vectors")
 
 
 def replica_sum(unit: GatherUnit) -> str:

@@ -19,8 +19,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 # Commands that start ranks or measure; `reproduce` has its own tests.
 NOT_RUN = {"run", "validate", "calibrate", "emulate", "reproduce"}
-# Commands that search many times, or run a whole step; CI runs the first example of each.
-SLOW = {"compare", "next", "plan", "rehearse", "report", "scale", "whatif"}
+# Commands that search many times; CI runs the first example of each.
+SLOW = {"compare", "next", "plan", "report", "scale", "whatif"}
 CONFIG = {
     "model_type": "llama",
     "hidden_size": 2048,
@@ -61,7 +61,10 @@ def examples():
         if words[1] in NOT_RUN or "--measured" in words or "--validation" in words:
             continue
         marks = []
-        if words[1] in SLOW or "all" in words or "--html" in words:
+        if words[1] == "rehearse":
+            # A step of a whole model takes ten seconds, and that of the example's script one.
+            marks = [pytest.mark.slow if "--script" in words else pytest.mark.sweep]
+        elif words[1] in SLOW or "all" in words or "--html" in words:
             marks = [pytest.mark.sweep if words[1] in seen else pytest.mark.slow]
             seen.add(words[1])
         yield pytest.param(line, id=line, marks=marks)

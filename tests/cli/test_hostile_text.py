@@ -14,14 +14,9 @@ MODEL = "n_layers: 4\nhidden_size: 512\nn_heads: 8\nvocab_size: 1024\nseq_len: 5
 NAMES = [
     "a$\\frac{$",
     "$x_$",
-    "=1+2",
-    "../../x",
-    "it's",
-    '"</script>',
-    "{x}",
-    "%s",
-    "`id`",
     "$(id)",
+    "=1+2 ../../x it's `id`",
+    '"</script> {x} %s',
 ]
 
 

@@ -216,7 +216,7 @@ def test_bad_input_is_one_line(capsys, arguments, culprit):
 
 
 @pytest.mark.slow
-def test_an_interrupted_validation_goes_on(tmp_path):
+def test_an_interrupted_validation_goes_on(capsys, tmp_path):
     output = tmp_path / "report.json"
     partial = Path(f"{output}.partial")
     command = [*MODULE, "validate", *QUICK, "--output", str(output)]
@@ -231,10 +231,11 @@ def test_an_interrupted_validation_goes_on(tmp_path):
     kept = [json.loads(line) for line in partial.read_text().splitlines()[1:]]
     ended = [record["key"] for record in kept if "measurement" in record["result"]]
     assert len(ended) >= 2
-    refused = validate(*QUICK, "--output", str(output))
-    assert refused.returncode == 2 and "--resume" in refused.stderr
-    other = validate(*QUICK[:-4], "--steps", "4", "--resume", "--output", str(output))
-    assert other.returncode == 2 and "steps 3; here it is 4" in other.stderr
+    said = partial.read_text()
+    assert_refused(capsys, "validate", *QUICK, "--output", output, culprit="--resume")
+    other = [*QUICK, "--steps", "4", "--resume", "--output", output]
+    assert_refused(capsys, "validate", *other, culprit="steps 3; here it is 4")
+    assert partial.read_text() == said
     done = validate(*QUICK, "--output", str(output), "--resume")
     assert done.returncode == 0, done.stderr
     assert "1 of 4" not in done.stderr and "4 of 4" in done.stderr

@@ -38,9 +38,9 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """A whole model without positions, with an embedding and a head of their own."""
 
-    def __init__(self, spec, recompute):
+    def __init__(self, spec, recompute, reentrant=False):
         super().__init__()
-        self.recompute = recompute
+        self.recompute, self.reentrant = recompute, reentrant
         self.embedding = nn.Embedding(spec.vocab_size, spec.hidden_size)
         self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.n_layers))
         self.norm = norm_of(spec)
@@ -51,7 +51,7 @@ class GPT(nn.Module):
         stream = self.embedding(ids)
         for block in self.blocks:
             if self.recompute == "full":
-                stream = checkpoint(block, stream, use_reentrant=False)
+                stream = checkpoint(block, stream, use_reentrant=self.reentrant)
             else:
                 stream = block(stream)
         logits = self.head(self.norm(stream))

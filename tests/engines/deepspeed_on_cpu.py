@@ -25,13 +25,13 @@ def recorded_deepspeed():
         yield events
 
 
-def trained(spec, zero_settings, recompute, n_microsteps, n_steps, events):
+def trained(spec, zero_settings, recompute, n_microsteps, n_steps, events, reentrant=False):
     """Train on this rank; return for each micro-step what is recorded in each of `PASSES`."""
     import deepspeed
 
     torch.manual_seed(0)
     ids = torch.randint(spec.vocab_size, (1, spec.seq_len))
-    model = GPT(spec, recompute)
+    model = GPT(spec, recompute, reentrant)
     settings = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": n_microsteps,

@@ -173,6 +173,29 @@ def check_events(case):
     assert len(events) == len(wanted), str(case)
 
 
+def check_lists(case):
+    """The weights that torch.cat joins are those that the engine says come as a list of shards."""
+    with patch.object(torch, "cat", side_effect=torch.cat) as join:
+        trained(case)
+    program = load_engine("axonn" if case.overlapped_backward else "nanogpt").axonn
+    chains = ["forward", "backward", *(["recompute"] * (case.configuration.recompute == "full"))]
+    n_lists = sum(program.gathers_list(chain, case.job.overlap.oag) for chain in chains)
+    n_weights = case.spec.n_layers * len(case.spec.block_linears)
+    assert join.call_count == 2 * n_lists * n_weights, str(case)
+
+
+def test_weights_that_are_not_gathered_ahead_come_as_lists():
+    grid = grid_layout(1, 1, 2, 1)
+    with_oag, without = Overlap(), Overlap(oag=False)
+    cases = [
+        Case(grid, with_oag),
+        Case(grid, with_oag, recompute="full"),
+        Case(grid, without, recompute="full"),
+        Case(grid, with_oag, overlapped_backward=False, recompute="full"),
+    ]
+    on_axonn_ranks(2, check_lists, cases)
+
+
 OPTIONS = [
     {},
     {"recompute": "full"},

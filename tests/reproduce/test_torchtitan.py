@@ -44,7 +44,7 @@ def test_rates_and_memory_are_met(errors):
     assert mean(map(abs, memory.values())) < 0.05 and max(map(abs, memory.values())) < 0.16
     # Why ranks that share a sequence are slower than predicted is not known.
     slow = {run: rates[run] for run in rates if " CP" in run}
-    assert list(slow.values()) == pytest.approx([0.0, 0.34, 0.40, 0.17, 0.15, 0.265], abs=0.01)
+    assert list(slow.values()) == pytest.approx([0.0, 0.34, 0.40, 0.17, 0.16, 0.283], abs=0.01)
     others = {run: error for run, error in rates.items() if run not in slow}
     assert mean(map(abs, others.values())) < 0.045
     beside = {run: error for run, error in others.items() if ", async" in run or " PP" in run}

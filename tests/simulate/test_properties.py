@@ -90,15 +90,14 @@ def programs(draw):
             waits = tuple(draw(st.lists(st.sampled_from(candidates), max_size=2, unique=True)))
             if is_message:
                 # A new collective, or one that an earlier phase has issued too.
-                new = [(f"{p}.{i}", axis) for axis in AXES]
-                name, axis = draw(st.sampled_from([*new, *messages]))
-                operations.append(
-                    Collective(name, "all_gather", 0.0, axis, waits_for=(COMPUTE, *waits))
-                )
+                kinds = ("all_gather", "send_recv")
+                new = [(f"{p}.{i}", axis, kind) for axis in AXES for kind in kinds]
+                name, axis, kind = draw(st.sampled_from([*new, *messages]))
+                operations.append(Collective(name, kind, 0.0, axis, waits_for=(COMPUTE, *waits)))
             else:
                 operations.append(MemoryBound(f"{p}.{i}", 0.0, waits_for=waits))
         names += [op.name for op in operations]
-        messages += [(op.name, op.axis) for op in operations if isinstance(op, Collective)]
+        messages += [(op.name, op.axis, op.kind) for op in operations if isinstance(op, Collective)]
         phases.append(Phase(str(p), tuple(operations), draw(st.sampled_from([1, 2, 5, 100]))))
     rows = draw(st.integers(1, 4))
     durations = {
@@ -366,20 +365,23 @@ def test_the_timeline_keeps_its_own_rules(program, slowdown):
         if not isinstance(op, Collective) or AXIS_LANES[op.axis]
     ]
     free, latest = {}, {}
+    beside = 0.0
     for event in events:
         # As early as its stream, and what it awaits, allow; no sooner, no later. A collective
         # follows all computation issued before it.
         reasons = [free.get(event.lane, 0.0), free.get(0, 0.0)]
         reasons += [latest[name] for name in event.operation.waits_for if name in latest]
         assert event.start_seconds == max(reasons)
-        beside = max([end for lane, end in free.items() if lane], default=0.0)
         free[event.lane] = event.end_seconds
         if event.lane:
+            if event.operation.kind != "send_recv":
+                beside = max(beside, event.end_seconds)
             latest[event.operation.name] = event.end_seconds
             assert event.seconds == pytest.approx(durations[event.operation.name][0])
             assert event.exposed_seconds >= -1e-9
         else:
-            # Work done is what was to do: slower beside collectives, at full speed after.
+            # Work done is what was to do: slower beside collectives of more than two ranks, at full
+            # speed after.
             slow = min(max(beside - event.start_seconds, 0.0), event.seconds)
             done = slow / (1 + slowdown) + (event.seconds - slow)
             assert done == pytest.approx(durations[event.operation.name][0], rel=1e-9, abs=1e-9)
@@ -431,6 +433,18 @@ def test_a_kernel_beside_a_collective(work, beside, expected):
     """At 20 % slowdown, 6 s beside a collective do 5 s of work."""
     got = SOME.kernel_seconds(np.array([work]), np.array([beside]))
     assert got == pytest.approx([expected])
+
+
+def test_a_message_between_two_ranks_slows_no_kernel():
+    """Behind a gather of 4 s on the same lane it runs on, while the kernel is as fast as alone."""
+    gather = Collective("g", "all_gather", 0.0, "x", waits_for=(COMPUTE,))
+    sent = Collective("s", "send_recv", 0.0, "x", waits_for=(COMPUTE,))
+    phases = [Phase("0", (gather, sent, MemoryBound("k", 0.0)))]
+    durations = {"g": 4.0, "s": 20.0, "k": 10.0}
+    events = timeline(phases, lambda op: durations[op.name], AXIS_LANES, MUCH)
+    assert [event.end_seconds for event in events] == pytest.approx([4.0, 24.0, 12.0])
+    rows = {name: np.array([seconds]) for name, seconds in durations.items()}
+    check_against_twin(phases, rows, [AXIS_LANES], MUCH)
 
 
 @pytest.mark.parametrize(

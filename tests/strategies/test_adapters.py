@@ -11,7 +11,7 @@ from worlds import llama
 from axonn_tune.errors import InputError
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.searching import build_search
-from axonn_tune.spec.engine import Engine, MegatronProgram
+from axonn_tune.spec.engine import Engine, MegatronProgram, MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
 from axonn_tune.spec.tuning import TARGETS, Adapters
@@ -198,6 +198,34 @@ def test_saved_activations_by_hand():
     assert dropped["activations"] == LAYERS * (saved + SEQ * HIDDEN)
 
 
+@pytest.mark.parametrize(
+    ("precision", "dropout", "tensor", "fuses", "element_bytes"),
+    [
+        ("bf16", False, 1, False, 0),  # the tensor that the adapter saves
+        ("bf16", True, 1, False, 2),
+        ("bf16", False, 2, False, 2),
+        ("fp8-current", False, 1, False, 1),
+        ("fp8-current", False, 2, False, 1),
+        ("fp8-current", True, 1, True, 0),
+        ("fp8-current", True, 2, True, 1),  # nothing is fused with a tensor group
+    ],
+)
+def test_a_layer_with_a_norm_may_save_what_only_its_frozen_weight_reads(
+    precision, dropout, tensor, fuses, element_bytes
+):
+    job = replace(fine_tuning("qkv", dropout=dropout), precision=precision)
+    program = MegatronProgram(fuses_adapters=fuses)
+
+    def saved(**form):
+        engine = Engine(megatron=program, memory=MemoryForm(**form))
+        strategy = replace(STRATEGY, engine=engine)
+        terms = memory_terms(strategy, MODEL, job, tensor=tensor, data=8 // tensor)
+        return terms["activations"]
+
+    more = saved(saves_frozen_inputs=True) - saved()
+    assert more == LAYERS * element_bytes * SEQ * HIDDEN / tensor
+
+
 def test_recomputation_of_whole_blocks_saves_their_inputs_only():
     terms = memory_terms(STRATEGY, MODEL, LORA, recompute="full", data=8)
     usual = memory_terms(STRATEGY, MODEL, ALL, recompute="full", data=8)
@@ -287,6 +315,86 @@ def test_frozen_weights_of_low_products_are_cast_once_and_transposed_each_time(t
     low = memory_terms(replace(STRATEGY, low_weights=True), MODEL, job, data=8)["weights"]
     usual = memory_terms(STRATEGY, MODEL, LORA, data=8)["weights"]
     assert usual - low == LAYERS * sum(k * n for k, n in SIDES.values())
+
+
+def low_casts(strategy, job, **sizes):
+    """The bytes of each cast of a micro-step by name, and of each gather over the tensor group."""
+    plan = plan_of(strategy, MODEL, job, **sizes)
+    ops = operations(plan.microstep)
+    casts = {op.name: number(op.nbytes) for op in ops if getattr(op, "kernel", "") == "cast"}
+    gathers = {op.name: number(op.nbytes) for op in collectives(plan, plan.microstep)}
+    return casts, gathers
+
+
+SEQUENCE = replace(
+    STRATEGY,
+    engine=Engine(megatron=MegatronProgram(fuses_adapters=True, casts_in_activations=True)),
+)
+
+
+@pytest.mark.parametrize(
+    ("precision", "reads", "prepared"), [("fp8-delayed", 1, 0), ("fp8-current", 2, 1)]
+)
+def test_a_norm_prepares_no_cast_of_an_output_that_an_adapter_reads(precision, reads, prepared):
+    """Unless a sequence of operations lets the adapter read the cast."""
+    job = replace(fine_tuning("qkv"), precision=precision)
+    width = SEQ * HIDDEN
+
+    def expected(n_reads):
+        return (2 * n_reads + 1) * width if n_reads else 0.0
+
+    apart, _ = low_casts(STRATEGY, job, data=8)
+    assert apart["forward.qkv.cast"] == expected(reads)
+    assert apart.get("forward.up.cast", 0.0) == expected(prepared)
+    in_sequence, _ = low_casts(SEQUENCE, job, data=8)
+    assert in_sequence.get("forward.qkv.cast", 0.0) == expected(prepared)
+    split, _ = low_casts(SEQUENCE, job, tensor=2, data=4)  # nothing is fused with a tensor group
+    assert split["forward.qkv.cast"] == expected(reads)
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_what_an_adapter_reads_is_gathered_uncast_and_cast_whole(overlaps):
+    strategy = replace(STRATEGY, overlaps_tensor=overlaps)
+    job = replace(fine_tuning("qkv", "proj"), precision="fp8-current")
+    casts, gathers = low_casts(strategy, job, tensor=4, data=2)
+    width = SEQ * HIDDEN
+    assert gathers["forward.qkv.all_gather"] == 2 * width
+    assert gathers["forward.up.all_gather"] == width  # no adapter reads it
+    assert gathers["backward.proj.all_gather"] == width
+    assert casts["forward.qkv.cast"] == (2 * 2 + 1) * width
+    assert casts["forward.up.cast"] == (2 + 1) * width / 4
+    plan = plan_of(strategy, MODEL, job, tensor=4, data=2)
+    [forward] = [phase for phase in plan.microstep.phases if phase.name == "forward"]
+    names = [op.name for op in forward.operations]
+    before = ["forward.qkv.all_gather", "forward.qkv.cast", "forward.qkv.gemm"]
+    assert [names.index(name) for name in before] == sorted(names.index(name) for name in before)
+    [cast] = [op for op in forward.operations if op.name == "forward.qkv.cast"]
+    assert "forward.qkv.all_gather" in cast.waits_for
+
+
+@pytest.mark.parametrize(
+    ("precision", "transposes", "rows", "columns"),
+    [
+        ("fp8-current", False, 2 * 2 + 1, 0),  # the product reads the rows along columns
+        ("fp8-current", True, 2 * 2 + 1, 1),
+        ("mxfp8", False, 2 + 33 / 32, 33 / 32),
+    ],
+)
+def test_layers_with_a_norm_cast_gradients_for_a_dw_that_is_never_formed(
+    precision, transposes, rows, columns
+):
+    """In a sequence of operations nothing is cast for it."""
+    job = replace(fine_tuning("qkv"), precision=precision, transposes_operands=transposes)
+    usual, _ = low_casts(STRATEGY, job, data=8)
+    in_sequence, _ = low_casts(SEQUENCE, job, data=8)
+    widths = {"qkv": 2 * HIDDEN, "proj": HIDDEN, "down": HIDDEN}
+    for layer, n in widths.items():
+        name = f"backward.{layer}.cast"
+        assert in_sequence[name] == rows * SEQ * n
+        assert usual[name] == (rows + columns * (layer == "qkv")) * SEQ * n
+    prepared = rows - 2 * (precision == "fp8-current")  # the activation's kernel has read once
+    assert in_sequence["backward.up.cast"] == prepared * SEQ * 2 * FFN
+    assert usual["backward.up.cast"] == (rows + columns) * SEQ * 2 * FFN
 
 
 def test_products_of_adapters_keep_the_jobs_type():

@@ -8,7 +8,7 @@ from build import number, operations, plan_of
 
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_engine, load_machine
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, Gemm, MemoryBound
 from axonn_tune.spec.scenario import Scenario
@@ -70,10 +70,11 @@ def test_each_weight_is_gathered_so_often_and_its_gradient_scattered_once(
 
 
 def recomputed(engine, **about):
-    """Names of recomputed operations, with their repeats; `about` changes the job."""
+    """Names of recomputed operations but copies, with their repeats; `about` changes the job."""
     job = replace(JOB, **about)
     microstep = plan_of(Axonn4D(engine=engine), MODEL, job, recompute="full", **GRID).microstep
-    return Counter(op.name for op in operations(microstep) if op.name.startswith("recompute."))
+    names = [op.name for op in operations(microstep) if not op.name.endswith(".join")]
+    return Counter(name for name in names if name.startswith("recompute."))
 
 
 def test_the_bundled_runtime_recomputes_a_block_up_to_the_input_of_its_last_product():
@@ -110,7 +111,7 @@ def kernels_behind_gathers(engine):
             owner, _, action = op.name.rpartition(".")
             if isinstance(op, Gemm) and owner in started and action in ("gemm", "gemm_input"):
                 hidden[owner] = n_kernels - started.pop(owner)
-            n_kernels += 1
+            n_kernels += action != "join"  # it waits for its gather
     return hidden
 
 
@@ -143,6 +144,50 @@ def test_nanogpt_gathers_in_fp32_and_converts_what_it_gathered():
             assert number(op.nbytes) == 3.0 * number(gather.nbytes)
             n_converted += 1
     assert n_converted >= 3 * len(LAYERS)
+
+
+def joined(engine, oag, **about):
+    """Bytes that join each weight which came as a list, over the bytes of its gather."""
+    job = replace(JOB, overlap=Overlap(oag=oag), **about)
+    microstep = plan_of(Axonn4D(engine=engine), MODEL, job, recompute="full", **GRID).microstep
+    gathers = {op.name: op for op in operations(microstep) if op.name.endswith(".all_gather")}
+    return {
+        name: number(op.nbytes) / number(gathers[f"{name}.all_gather"].nbytes)
+        for op in operations(microstep)
+        if (name := op.name.removesuffix(".join")) != op.name
+    }
+
+
+@pytest.mark.parametrize(
+    ("engine", "oag", "chains"),
+    [
+        (SC24, True, set()),
+        (SC24, False, {"forward", "recompute", "backward"}),
+        (AXONN_0_2, True, {"recompute", "backward"}),
+        (AXONN_0_2, False, {"forward", "recompute", "backward"}),
+        # train.py always overlaps its forward pass.
+        (NANOGPT, True, {"recompute", "backward"}),
+        (NANOGPT, False, {"recompute", "backward"}),
+        (BUNDLED, False, set()),
+    ],
+)
+def test_weights_that_are_not_gathered_ahead_come_as_lists_and_are_copied_twice(
+    engine, oag, chains
+):
+    copied = joined(engine, oag)
+    of_blocks = [name for name in copied if name.split(".")[1] in LAYERS]
+    # SC24 keeps what recomputation has gathered for the backward pass.
+    n_passes = len(chains) - (engine is SC24 and "backward" in chains)
+    assert len(of_blocks) == n_passes * len(LAYERS)
+    assert {name.split(".")[0] for name in copied} <= chains
+    assert set(copied.values()) <= {4.0}
+
+
+def test_no_copies_join_a_weight_that_one_rank_has_whole():
+    sizes = {**GRID, "z": 1, "data": 8}
+    microstep = plan_of(Axonn4D(engine=NANOGPT), MODEL, JOB, recompute="full", **sizes).microstep
+    copied = [number(op.nbytes) for op in operations(microstep) if op.name.endswith(".join")]
+    assert not any(copied)
 
 
 def test_nanogpt_waits_for_each_scatter_before_the_next_kernel():
@@ -191,7 +236,7 @@ def test_an_engine_changes_nothing_where_nothing_is_gathered_or_overlapped(engin
             (op.name, type(op))
             for op in operations(plan_of(Axonn4D(engine=each), MODEL, JOB, **sizes).microstep)
             if not isinstance(op, Collective)
-            and not op.name.endswith((".convert", ".attention_copies"))
+            and not op.name.endswith((".convert", ".attention_copies", ".join"))
         ]
         for each in (
             BUNDLED,

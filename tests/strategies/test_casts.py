@@ -184,6 +184,32 @@ def test_what_is_gathered_is_cast_before_and_transposed_after():
     assert gathered["forward.head.all_gather"] == 2 * width
 
 
+@pytest.mark.parametrize("precision", LOW)
+def test_ranks_agree_on_the_scale_of_a_whole_tensor_that_they_gather(precision):
+    """Inputs of layers that split columns, and gradients of those that split rows."""
+
+    def agreed(strategy, **sizes):
+        plan = plan_of(strategy, MODEL, in_precision(precision), **sizes)
+        found = [op for op in plan.operations if op.name.endswith(".cast.all_reduce")]
+        assert {(op.kind, op.axis, number(op.nbytes)) for op in found} <= {
+            ("all_reduce", "tensor", 4.0)
+        }
+        return {op.name.removesuffix(".cast.all_reduce") for op in found}
+
+    has_one_scale = precision in ("fp8-current", "nvfp4")
+    gathered = {"forward.qkv", "forward.up", "backward.proj", "backward.down"}
+    assert agreed(Megatron3D(), tensor=4, data=2) == (gathered if has_one_scale else set())
+    assert agreed(Megatron3D(sequence_parallel=False), tensor=4, data=2) == set()
+    assert agreed(zero3(), shard=8) == set()
+
+
+def test_a_cast_waits_for_the_scale_on_which_ranks_agree():
+    plan = plan_of(Megatron3D(), MODEL, in_precision("fp8-current"), tensor=4, data=2)
+    casts = {op.name: op for op in plan.operations if op.name.endswith("cast")}
+    for name in ("forward.up.cast", "backward.down.cast"):
+        assert f"{name}.all_reduce" in casts[name].waits_for
+
+
 def test_attention_saves_its_output_uncast_for_the_product_behind_it():
     width = TOKENS * 1024
     current = in_precision("fp8-current")

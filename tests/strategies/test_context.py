@@ -184,12 +184,40 @@ def copied_bytes(plan, chain):
     }
 
 
+def sums_of_gradients(rank, n_ranks, queries, keys):
+    """Bytes that a rank moves in the backward pass of a ring, played half by half.
+
+    A step of a lower triangle has all queries and the first half of the keys that are at the rank,
+    one of an upper triangle the second half of the queries and all keys. The sums of the keys at a
+    rank have come with them; those of the last step are of its own keys.
+    """
+    copy, add = 2, 3
+    moved = 0
+    seen_queries = set()
+    for step in range(n_ranks):
+        owner = (rank + step + 1) % n_ranks
+        if step == n_ranks - 1:
+            parts = {0, 1}, {0, 1}
+        elif step >= n_ranks - rank - 1:
+            parts = {0, 1}, {0}
+        else:
+            parts = {1}, {0, 1}
+        for part in parts[0]:
+            moved += (add if part in seen_queries else copy) * queries / 2
+        seen_queries |= parts[0]
+        # The ranks whose steps with these keys came before are those that sent them here.
+        earlier = [(owner - 1 - s) % n_ranks for s in range(step)]
+        formed = {p for r in earlier for p in ({0} if r > owner else {0, 1})}
+        for part in parts[1]:
+            moved += (add if part in formed else copy) * keys / 2
+    return moved
+
+
 @MODELS
 def test_copies_and_sums_beside_attention(model):
-    """A copy reads and writes; an addition reads two and writes one; sums begin from zeros.
+    """A copy reads and writes; an addition reads two and writes one.
 
-    The last rank of a ring adds the results of all of its queries in each of three steps, and
-    backward the gradients of half of another rank's keys and values, too.
+    Sums of a ring begin with copies, and those of gathered keys from zeros.
     """
     query, keys = (512 / 4 * heads * 16 * 2.0 for heads in (model.n_heads, model.n_kv_heads))
     found = {
@@ -198,16 +226,39 @@ def test_copies_and_sums_beside_attention(model):
         for chain in (FORWARD, BACKWARD)
     }
     pack = 2 * 2 * keys
-    assert found["ring", FORWARD] == {"pack": pack, "sum": 3 * 3 * query}
-    assert found["ring", BACKWARD] == {"pack": pack, "sum": 3 * 3 * (query + keys)}
+    assert found["ring", FORWARD] == {"pack": pack, "sum": (2 + 3 * 3) * query}
+    slowest = max(sums_of_gradients(rank, 4, query, 2 * keys) for rank in range(4))
+    assert found["ring", BACKWARD] == {"pack": pack, "sum": slowest}
     everything = 4 * 2 * keys
-    assert found["all_gather", FORWARD] == {"order": 2 * everything}
-    written, added, ordered = 1, 3, 2
+    written, copied, added, ordered = 1, 2, 3, 2
+    joined = (written + copied) * query
+    assert found["all_gather", FORWARD] == {"order": 2 * everything, "join": joined}
     sums = (written + added + ordered) * everything
-    assert found["all_gather", BACKWARD] == {"order": 2 * everything, "sum": sums}
+    joined = copied * query
+    backward = {"order": 2 * everything, "join": joined, "sum": sums}
+    assert found["all_gather", BACKWARD] == backward
     exchanged = {"q": query, "k": keys, "v": keys, "out": query}
     copies = {f"{x}.{end}": 2 * b for x, b in exchanged.items() for end in ("pack", "unpack")}
     assert found["ulysses", FORWARD] == found["ulysses", BACKWARD] == copies
+
+
+def strided_copies(plan, chain):
+    """The copies beside attention that handle one element at a time."""
+    start = f"{chain}.attention."
+    return {
+        op.name.removeprefix(start)
+        for op in operations(plan.microstep)
+        if isinstance(op, MemoryBound) and op.name.startswith(start) and number(op.strided_bytes)
+    }
+
+
+def test_only_the_copies_that_move_the_axis_of_heads_are_strided():
+    """Before attention tokens are packed by heads, and after it heads are unpacked by tokens."""
+    found = plan(ULYSSES, context=4)
+    assert strided_copies(found, FORWARD) == {"q.pack", "k.pack", "v.pack", "out.unpack"}
+    assert strided_copies(found, BACKWARD) == {"out.pack", "q.unpack", "k.unpack", "v.unpack"}
+    for kind in (RING, ALL_GATHER):
+        assert not strided_copies(plan(kind, context=4), BACKWARD)
 
 
 # Times --------------------------------------------------------------------------------------------
@@ -234,7 +285,7 @@ def test_a_ring_over_a_free_network_takes_as_long_as_its_steps_alone(context):
     found = predicted("ring", FREE, job, context=context)
     assert found.exposed_communication_seconds == pytest.approx(0.0, abs=1e-9)
     whole = predicted("ring", FREE, replace(job, n_gpus=1))
-    copies = 1.05  # Partial results are summed; every kernel has its launch.
+    copies = 1.06  # Partial results are summed; every kernel has its launch.
     assert 1.0 < found.step_seconds * context / whole.step_seconds < copies
 
 

@@ -1,0 +1,185 @@
+"""What DeepSpeed gathers in the backward pass of blocks that are recomputed.
+
+DeepSpeed releases a matrix after its use unless it comes again soon, and gathers ahead as long as
+few enough elements are gathered (0.9.5 to 0.19, runtime/zero/partitioned_param_coordinator.py). If
+a block is large, recomputation has released some of its matrices by the time at which their
+gradients are formed, and they are gathered again. Checkpoints are reentrant, as those of
+Megatron-DeepSpeed: a block is recomputed before the backward pass enters it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from axonn_tune.spec.names import BACKWARD, RECOMPUTE
+
+# Blocks of which the one in the middle is gathered as all are that lie far from both ends.
+_N_BLOCKS = 9
+
+
+@dataclass(frozen=True)
+class BackwardFetches:
+    """What is gathered of a block that is recomputed, which all of it is once.
+
+    Attributes
+    ----------
+    early_share
+        Share of the block whose gather for recomputation starts while a block is recomputed; the
+        others start while gradients are formed.
+    again_elements, n_again
+        Number of elements that are gathered again for gradients, and number of these gathers.
+    early_again_share
+        Share of these elements whose gather starts while a block is recomputed.
+    """
+
+    early_share: float = 0.0
+    again_elements: float = 0.0
+    n_again: float = 0.0
+    early_again_share: float = 0.0
+
+
+# All of a block is gathered once, while gradients are formed.
+FETCHED_ONCE = BackwardFetches()
+
+
+@dataclass(frozen=True)
+class FetchRules:
+    """When gathered matrices are released, and when further ones are gathered.
+
+    Attributes
+    ----------
+    live_elements
+        Number of gathered elements from which nothing is gathered ahead.
+    reuse_elements
+        Number of elements that are used between two uses of a matrix from which it is released.
+    prefetch_elements
+        Number of elements up to which matrices are gathered ahead at each use of one.
+    """
+
+    live_elements: float
+    reuse_elements: float
+    prefetch_elements: float
+
+
+def backward_fetches(sizes: Sequence[float], rules: FetchRules) -> BackwardFetches:
+    """Return what is gathered of a block that is recomputed, among many equal ones.
+
+    A block that is used twice within the distance stays gathered; then a rank holds as much as it
+    may, so that it gathers ahead where matrices are released, which is where gradients are formed.
+
+    Parameters
+    ----------
+    sizes
+        Numbers of elements of the matrices of the block's modules, in the order of their use; 0 for
+        a norm, at which matrices are gathered ahead, too.
+    """
+    if 2.0 * sum(sizes) <= rules.reuse_elements:
+        return FETCHED_ONCE
+    uses = [
+        _Use(block, module, chain, sizes[module])
+        for block in range(_N_BLOCKS)
+        for chain, order in ((RECOMPUTE, 1), (BACKWARD, -1))
+        for module in range(len(sizes))[::order]
+    ]
+    gathers = [
+        gather for gather in _Trace(uses, rules).gathers() if gather[0].block == _N_BLOCKS // 2
+    ]
+    again = [gather for gather in gathers if gather[0].chain == BACKWARD]
+    again_elements = sum(use.elements for use, _, _ in again)
+    return BackwardFetches(
+        early_share=_early_elements(gathers, RECOMPUTE) / sum(sizes),
+        again_elements=again_elements,
+        n_again=sum(1.0 / n_joined for _, _, n_joined in again),
+        early_again_share=_early_elements(again, BACKWARD) / again_elements if again else 0.0,
+    )
+
+
+@dataclass(frozen=True)
+class _Use:
+    """One use of a module, with its matrix unless it has no elements."""
+
+    block: int
+    module: int
+    chain: str
+    elements: float
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What two uses of the same module share."""
+        return self.block, self.module
+
+
+# A matrix's use, the use at which its gather starts, and the number of matrices in that gather.
+_Gather = tuple[_Use, _Use, int]
+
+
+def _early_elements(gathers: Sequence[_Gather], chain: str) -> float:
+    """Return the elements for a chain whose gathers start while a block is recomputed."""
+    return sum(
+        use.elements for use, start, _ in gathers if use.chain == chain and start.chain == RECOMPUTE
+    )
+
+
+class _Trace:
+    """A pass over the uses of matrices, which gathers and releases them."""
+
+    def __init__(self, uses: Sequence[_Use], rules: FetchRules) -> None:
+        self._uses = uses
+        self._rules = rules
+        self._coming = deque((n, use) for n, use in enumerate(uses) if use.elements)
+        self._gathered: set[tuple[int, int]] = set()
+        self._seen_until: dict[tuple[int, int], int] = {}
+        self._n_live = 0.0
+        self._gathers: list[_Gather] = []
+
+    def gathers(self) -> list[_Gather]:
+        """Return the gathers of the whole pass."""
+        for position, use in enumerate(self._uses):
+            if use.elements:
+                self._gather([use], use)
+                if self._seen_until.get(use.key, -1) < position:
+                    self._pass_over()
+            self._gather(self._ahead(), use)
+            if use.elements and not self._stays(position, use):
+                self._gathered.discard(use.key)
+                self._n_live -= use.elements
+        return self._gathers
+
+    def _pass_over(self) -> _Use:
+        """Take the next use that lies ahead, and note that it is provided for."""
+        position, use = self._coming.popleft()
+        self._seen_until[use.key] = position
+        return use
+
+    def _gather(self, wanted: Sequence[_Use], start: _Use) -> None:
+        """Gather what is not gathered yet."""
+        missing = [use for use in wanted if use.key not in self._gathered]
+        for use in missing:
+            self._gathered.add(use.key)
+            self._n_live += use.elements
+            self._gathers.append((use, start, len(missing)))
+
+    def _ahead(self) -> list[_Use]:
+        """Return what is gathered ahead; uses of gathered matrices are passed over."""
+        room = min(self._rules.live_elements - self._n_live, self._rules.prefetch_elements)
+        ahead: list[_Use] = []
+        while self._coming and sum(use.elements for use in ahead) < room:
+            use = self._pass_over()
+            if use.key not in self._gathered and use.key not in {each.key for each in ahead}:
+                ahead.append(use)
+        return ahead
+
+    def _stays(self, position: int, use: _Use) -> bool:
+        """Return whether a matrix stays: a later use was passed over, or is not far."""
+        if self._seen_until[use.key] > position:
+            return True
+        n_between = 0.0
+        for later in self._uses[position + 1 :]:
+            if n_between >= self._rules.reuse_elements:
+                return False
+            if later.key == use.key:
+                return True
+            n_between += later.elements
+        return False

@@ -1,0 +1,61 @@
+"""What the runs of ZeRO-3 and ZeRO++ on V100 are known to be."""
+
+import pytest
+
+from axonn_tune.io.package_data import load_published
+from axonn_tune.io.presets import load_engine, load_machine, load_model
+from axonn_tune.reproduce.results import compare_published
+from axonn_tune.reproduce.runs import Loaders
+from axonn_tune.reproduce.sharded import zero_plus_plus, zeropp_tutorial
+from axonn_tune.spec.model import Model
+
+LOADERS = Loaders(load_model, load_machine, load_engine)
+RUNS = [*zero_plus_plus(load_published("zeropp"), LOADERS)]
+GPT_18B = Model("gpt-18b", 40, 6144, 32, 50304, 512)
+
+
+@pytest.mark.parametrize(("step_seconds", "logged"), [(9.9559, 7.65), (3.6806, 20.70)])
+def test_deepspeeds_tutorial_counts_recomputation(step_seconds, logged):
+    """Its two logs are of 64 sequences of 512 tokens on 64 GPUs (docs/_tutorials/zeropp.md)."""
+    n_tokens = 64 * 512
+    per_gpu = 1e-12 / step_seconds / 64
+    counted = GPT_18B.hardware_flops(n_tokens, 512, "full") * per_gpu
+    assert counted == pytest.approx(logged, rel=1e-3)
+    assert GPT_18B.model_flops(n_tokens, 512) * per_gpu < 0.76 * logged
+
+
+def test_the_rates_of_18b_count_recomputation():
+    """Without it, every node would have received more than its one link of 12.5 GB/s carries."""
+    (run,) = (
+        run
+        for run in RUNS
+        if run.system == "DeepSpeed ZeRO-3" and run.subject == "18B, 1 links, 1K tokens"
+    )
+    assert [*run.published] == ["hardware_tflops_per_gpu"]
+    model, job = run.search.scenario.model, run.search.scenario.job
+    # Both passes gather the weights, but for the billion that stays from one to the other.
+    received = 2.0 * (3 * model.parameters - 1e9)
+
+    def bytes_per_s(flops):
+        return received * run.published["hardware_tflops_per_gpu"] * 1e12 / (flops / 384)
+
+    assert bytes_per_s(model.model_flops(job.tokens, job.seq_len)) > 12.5e9
+    assert bytes_per_s(model.hardware_flops(job.tokens, job.seq_len, "full")) < 12.5e9
+
+
+def test_models_with_the_same_rates_have_the_same_width():
+    """49B, 91B and 138B differ by their number of layers only, as their rates say."""
+    models = {run.search.scenario.model.name: run.search.scenario.model for run in RUNS}
+    alike = [models[f"gpt-{size}b"] for size in (49, 91, 138)]
+    assert {model.hidden_size for model in alike} == {12288}
+    assert [int(model.parameters * 1e-9) for model in alike] == [49, 91, 138]
+
+
+def test_both_logs_of_the_tutorial_are_met():
+    """ZeRO-3 and ZeRO++ miss their steps and their memory alike, by a seventh at most."""
+    runs = [*zeropp_tutorial(load_published("zeropp_tutorial"), LOADERS)]
+    errors = {(c.system, c.metric): c.error_fraction for c in compare_published(runs)}
+    for metric in ("step_seconds", "allocated_gib"):
+        of_zero3, of_zeropp = (errors[system, metric] for system in ("DeepSpeed ZeRO-3", "ZeRO++"))
+        assert max(abs(of_zero3), abs(of_zeropp)) < 1 / 7
+        assert of_zero3 == pytest.approx(of_zeropp, abs=0.02)

@@ -1,0 +1,129 @@
+"""What DeepSpeed gathers of a block that is recomputed, by hand and in the plan."""
+
+from dataclasses import replace
+
+import pytest
+from build import number, operations, plan_of
+
+from axonn_tune.io.presets import load_engine
+from axonn_tune.spec.engine import Engine, ZeroProgram
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import Collective, MemoryBound
+from axonn_tune.strategies.fetches import BackwardFetches, FetchRules, backward_fetches
+from axonn_tune.strategies.zero import zero3, zeropp
+
+DEEPSPEED = load_engine("deepspeed")
+DEFAULTS = FetchRules(live_elements=1e9, reuse_elements=1e9, prefetch_elements=5e7)
+WIDE = Model("gpt", 6, 12288, 96, 51200, 1024)
+JOB = Job(32, 32, 1024, dtype="fp16")
+
+
+def fetches(hidden_size, rules=DEFAULTS):
+    """The fetches of a GPT's block, whose matrices are those of qkv, proj, up and down."""
+    squares = (0, 3, 1, 0, 4, 4)
+    return backward_fetches([n * float(hidden_size) ** 2 for n in squares], rules)
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "again"),
+    # In h^2. Of blocks of more than a billion elements, qkv is gathered again, then proj, too, and
+    # up where a billion is less than down's elements in both passes.
+    [(4096, 0), (6144, 0), (8192, 0), (9216, 3), (11000, 4), (12288, 8), (20480, 8)],
+)
+def test_what_is_gathered_again(hidden_size, again):
+    assert fetches(hidden_size).again_elements == again * hidden_size**2
+
+
+def test_without_gathers_ahead_the_distance_decides():
+    """Of 8192, proj comes again after up and down in both passes, which are 16 h^2 or 1.07e9."""
+    rules = replace(DEFAULTS, prefetch_elements=0.0)
+    assert fetches(8192, rules).again_elements == 4 * 8192**2
+    assert fetches(8192, replace(rules, reuse_elements=2e9)) == BackwardFetches()
+
+
+def test_which_gathers_start_while_a_block_is_recomputed():
+    """That of down for its recomputation, and that of up for its gradient: a third and a half."""
+    found = fetches(12288)
+    assert found.n_again == 3
+    assert found.early_share == pytest.approx(4 / 12)
+    assert found.early_again_share == pytest.approx(4 / 8)
+
+
+def gathered(plan, *names):
+    """The kinds of the gathers whose names begin so: group, calls and elements in 16 bits."""
+    return {
+        op.name: (op.axis, number(op.n_calls), number(op.nbytes) / 2)
+        for op in operations(plan)
+        if isinstance(op, Collective) and op.name.startswith(names)
+    }
+
+
+@pytest.mark.parametrize("overlaps", [True, False])
+def test_the_plan_gathers_again_between_two_gradients(overlaps):
+    engine = replace(DEEPSPEED, zero=replace(DEEPSPEED.zero, overlaps=overlaps))
+    plan = plan_of(zero3(engine), WIDE, JOB, 1, "full", shard=32)
+    (again,) = gathered(plan.microstep, "backward.block").items()
+    assert again == ("backward.block.all_gather", ("shard", 3, 8 * 12288**2))
+    waiting = [op.name for op in operations(plan.microstep) if again[0] in op.waits_for]
+    assert {*waiting} == {"backward.block.copy"}
+    order = [op.name for op in operations(plan.microstep)]
+    received = order.index("backward.block.copy")
+    assert (
+        order.index("backward.down.gemm_weight") < received < order.index("backward.up.gemm_input")
+    )
+    if overlaps:
+        assert order.index(again[0]) < order.index("backward.down.gemm_input")
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective"])
+def test_without_recomputation_each_matrix_is_gathered_once_in_each_pass(recompute):
+    plan = plan_of(zero3(DEEPSPEED), WIDE, JOB, 1, recompute, shard=32)
+    (only,) = gathered(plan.microstep, "backward.block").values()
+    assert only[2] < 12 * 12288**2 * WIDE.n_layers
+
+
+ZEROPP = ZeroProgram(quantises_copy=True, sends_scales_apart=True, reuse_elements=1e9)
+
+
+def test_gathers_from_the_second_copy_are_quantised_and_have_scales_of_their_own():
+    plans = [
+        plan_of(zeropp(engine=Engine(zero=each)), WIDE, JOB, 1, secondary=16, across=2)
+        for each in (ZeroProgram(), ZEROPP)
+    ]
+    plain, quantised = (gathered(plan.microstep, "backward.block") for plan in plans)
+    name = "backward.block.all_gather"
+    assert quantised[name][0] == plain[name][0] == "secondary"
+    assert quantised[name][1] == 2 * plain[name][1]
+    assert quantised[name][2] == pytest.approx(plain[name][2] / 2, rel=1e-2)
+    kernels = {op.name for op in operations(plans[1].microstep) if isinstance(op, MemoryBound)}
+    assert "backward.block.second_copy.dequantise" in kernels
+    assert "backward.block.copy" not in kernels
+
+
+def test_the_release_of_zeropp_gathers_from_all_ranks_what_recomputation_starts():
+    """0.5 M forward, then 4 and 4 of 12 h^2 in 8 bits: a third of M more between nodes.
+
+    A fifth of the last block is still gathered.
+    """
+    early = replace(DEEPSPEED.zero, copy_serves_gradients=True)
+    strategies = [zeropp(engine=replace(DEEPSPEED, zero=zero)) for zero in (DEEPSPEED.zero, early)]
+    plans = [plan_of(each, WIDE, JOB, 1, "full", secondary=16, across=2) for each in strategies]
+    block = WIDE.block_matmul_parameters
+    for plan, share in zip(plans, (0, 8 / 12), strict=True):
+        for passes, wanted in ((("forward.block",), 1.0), (("recompute", "backward"), share)):
+            kinds = gathered(plan.sync_microstep, *passes).values()
+            across = {each for each in kinds if each[0] == "secondary*across"}
+            elements = 2 * sum(each[2] for each in across)
+            assert elements == pytest.approx(wanted * block, rel=0.02)
+
+
+def test_each_gradient_is_exchanged_for_itself_with_its_scales():
+    plan = plan_of(zeropp(engine=DEEPSPEED), WIDE, JOB, 1, "full", secondary=16, across=2)
+    reduced = gathered(plan.microstep, "gradient.")
+    for group in ("secondary", "across"):
+        assert reduced[f"gradient.block.{group}.reduce"][:2] == (group, 2 * 4)
+    group, n_calls, elements = reduced["gradient.block.vectors.reduce"]
+    # Two norms with gain and shift, and four biases.
+    assert (group, elements) == ("secondary*across", pytest.approx(4 * 12288 + 9 * 12288))
+    assert n_calls == pytest.approx(8, rel=0.1)
