@@ -503,7 +503,7 @@ class ZeroCommunication(AsyncTensorParallel):
             return unit.n_reductions
         model = self.shapes.model
         n_matrices = len(model.block_linears)
-        if unit is self._root:
+        if unit.name == self._root.name:
             n_matrices = 2 - model.tied_embeddings
         n_messages = 2.0 if self._program.sends_scales_apart else 1.0
         return np.where(self._packs_gradients, n_messages * n_matrices, unit.n_reductions)

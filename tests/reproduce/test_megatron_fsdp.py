@@ -1,4 +1,4 @@
-"""Megatron-FSDP as NVIDIA measured it on H100 to GB300; predicted before anybody had looked."""
+"""Megatron-FSDP as NVIDIA measured it on H100 to GB300; nothing is fitted to it."""
 
 from pathlib import Path
 from statistics import mean
