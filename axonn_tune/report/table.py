@@ -36,6 +36,8 @@ def fitted_table_of(
 ) -> str:
     """Return a table of at most `WIDTH` characters a line, if leaving out some columns does it.
 
+    A line below the table names the columns that are left out.
+
     Parameters
     ----------
     droppable : sequence of str
@@ -57,7 +59,8 @@ def fitted_table(
         shown = [header for header in shown if header != dropped]
         kept = [number for number, header in enumerate(headers) if header in shown]
         text = table([[row[number] for number in kept] for row in rows], shown)
-    return text
+    left_out = [header for header in headers if header not in shown]
+    return f"{text}\nLeft out for want of room: {', '.join(left_out)}" if left_out else text
 
 
 def _aligned(header: str, cells: Sequence[str]) -> list[str]:

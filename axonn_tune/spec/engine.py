@@ -313,6 +313,8 @@ class ZeroProgram:
         Number of elements that are used between two uses of a matrix from which it is released
         after the first and gathered again for the second; 0 where what recomputation gathers stays
         for the gradients.
+    gathers_each_use
+        Whether each use of a matrix gathers it, however soon it follows another one.
     quantises_copy
         Whether weights that are quantised for gathers are so for those from their second copy, too.
     sends_scales_apart
@@ -425,6 +427,7 @@ class ZeroProgram:
     keeps_vectors: bool = False
     live_elements: float = 0.0
     reuse_elements: float = 0.0
+    gathers_each_use: bool = False
     quantises_copy: bool = False
     sends_scales_apart: bool = False
     exchanges_tensors: bool = False

@@ -44,6 +44,17 @@ class BackwardFetches:
 FETCHED_ONCE = BackwardFetches()
 
 
+def fetched_each_time(sizes: Sequence[float]) -> BackwardFetches:
+    """Return what is gathered of a block whose matrices are gathered for recomputation and again.
+
+    Parameters
+    ----------
+    sizes
+        Numbers of elements of the matrices.
+    """
+    return BackwardFetches(again_elements=sum(sizes), n_again=float(len(sizes)))
+
+
 @dataclass(frozen=True)
 class FetchRules:
     """When gathered matrices are released, and when further ones are gathered.

@@ -42,6 +42,7 @@ from axonn_tune.strategies.fetches import (
     BackwardFetches,
     FetchRules,
     backward_fetches,
+    fetched_each_time,
 )
 from axonn_tune.strategies.fsdp2 import Kept, fsdp2_memory, fsdp2_stage_memory
 from axonn_tune.strategies.pipeline import (
@@ -431,11 +432,15 @@ class Zero:
     def _fetches(self, shapes: Shapes) -> BackwardFetches:
         """Return what is gathered of a block that is recomputed as a whole."""
         program, model = self.engine.zero, shapes.model
-        if not program.reuse_elements or shapes.recompute != "full":
+        if shapes.recompute != "full":
             return FETCHED_ONCE
         norm = [0.0]
         attention = [float(linear.parameters) for linear in model.attention_linears]
         mlp = [float(linear.parameters) for linear in model.mlp_linears]
+        if program.gathers_each_use:
+            return fetched_each_time([*attention, *mlp])
+        if not program.reuse_elements:
+            return FETCHED_ONCE
         rules = FetchRules(program.live_elements, program.reuse_elements, program.prefetch_elements)
         between = [] if model.shares_norm else norm
         return backward_fetches([*norm, *attention, *between, *mlp], rules)

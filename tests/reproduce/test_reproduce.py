@@ -327,7 +327,8 @@ def test_the_command_prints_every_row(reproduce_command):
     n_collectives = sum(len(timed) for timed in found.collectives.values())
     assert len(rows) == len(found.results) + len(found.links) + n_steps + n_collectives
     assert (
-        n_steps == 55 + 133 + 25 + 161 + 13 + 31 + 138 + 18 + 7 + 17 + 85 + 17 + 17 + 10 + 75 + 814
+        n_steps
+        == 55 + 133 + 25 + 161 + 15 + 13 + 31 + 138 + 18 + 7 + 17 + 85 + 17 + 17 + 10 + 75 + 814
     )
     assert n_collectives == 102 + 115 + 380
     runs = [row for row in rows if row["known"]]

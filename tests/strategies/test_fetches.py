@@ -76,6 +76,17 @@ def test_the_plan_gathers_again_between_two_gradients(overlaps):
         assert order.index(again[0]) < order.index("backward.down.gemm_input")
 
 
+@pytest.mark.parametrize("hidden_size", [4096, 12288])
+def test_deepspeed_of_2021_gathers_every_matrix_in_all_three_passes(hidden_size):
+    """Recorded of its hooks (v0.4.0): no module stands where its recorded order has it."""
+    model = Model("gpt", 6, hidden_size, 32, 51200, 1024)
+    plan = plan_of(zero3(load_engine("deepspeed-2021")), model, JOB, 1, "full", shard=32)
+    chains = ("forward", "recompute", "backward")
+    passes = gathered(plan.microstep, *(f"{chain}.block" for chain in chains))
+    calls = {name: each[1] for name, each in passes.items()}
+    assert calls == {f"{chain}.block.all_gather": 4 for chain in chains}
+
+
 @pytest.mark.parametrize("recompute", ["none", "selective"])
 def test_without_recomputation_each_matrix_is_gathered_once_in_each_pass(recompute):
     plan = plan_of(zero3(DEEPSPEED), WIDE, JOB, 1, recompute, shard=32)
