@@ -306,6 +306,8 @@ class ZeroProgram:
     slice_seconds
         Time of the host for each rank's part of a gradient that is reduced, in which the device
         stands still; None for none.
+    is_fsdp1
+        Whether this is torch's first FSDP, whose units are flat tensors.
     is_fsdp2
         Whether this is torch's FSDP2. Its shards of weights and gradients are in fp32, and it keeps
         the message with a unit's gradients until the next unit's is sent.
@@ -381,6 +383,7 @@ class ZeroProgram:
     overlaps: bool = True
     view_seconds: Quantity | None = None
     slice_seconds: Quantity | None = None
+    is_fsdp1: bool = False
     is_fsdp2: bool = False
     runs_eagerly: bool = False
     reduced_element_bytes: float | None = None
@@ -417,6 +420,11 @@ class ZeroProgram:
             quantity = getattr(self, name)
             if quantity is not None:
                 require_wait("zero", name, quantity.value)
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Whether this is one of torch's FSDPs, whose shards of trained weights are in fp32."""
+        return self.is_fsdp1 or self.is_fsdp2
 
     def message_bytes(self, element_bytes: float) -> float:
         """Return the bytes of an element of a reduced gradient, from those of the job's type."""

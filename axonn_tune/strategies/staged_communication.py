@@ -58,4 +58,7 @@ class StagedCommunication(ZeroCommunication):
             reduced += [reduction, total]
         for name in reduced:
             host.wait(name)
+        received = [unit.all_trained / size * self._of_receipt(unit) for unit in self._units]
+        if np.any(sum(received) > 0):
+            host.memory_bound("gradient.receive", sum(received, start=0.0), "cast")
         super().step_end(host)

@@ -290,8 +290,8 @@ class Zero:
         return Kept(sharding.weights, element_bytes, self.keeps_blocks, sharding.reduced_once)
 
     def kept_element_bytes(self, job: Job) -> float:
-        """Return the bytes of an element of the shards of gradients: FSDP2's are in fp32."""
-        is_whole = self.engine.zero.is_fsdp2 and not self.engine.low_states
+        """Return the bytes of an element of the shards of gradients: torch's are in fp32."""
+        is_whole = self.engine.zero.is_of_torch and not self.engine.low_states
         return FP32_BYTES if is_whole else job.element_bytes
 
     def shared_sequences(self, shapes: Shapes) -> ContextParallelism:

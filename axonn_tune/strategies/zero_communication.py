@@ -19,6 +19,7 @@ from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.optimizer import clip_and_update, states_of
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES
+from axonn_tune.strategies.shard_kernels import ShardKernels
 from axonn_tune.strategies.units import GatherUnit
 
 if TYPE_CHECKING:
@@ -62,6 +63,21 @@ class ZeroCommunication(AsyncTensorParallel):
     def _message_element(self) -> float:
         """The bytes of an element of a gradient in a message that is not quantised."""
         return self._program.message_bytes(self.shapes.element_bytes)
+
+    @cached_property
+    def _kernels(self) -> ShardKernels | None:
+        """The kernels around the messages of torch's FSDP; None where it is not torch's."""
+        program = self._program
+        if not program.is_of_torch:
+            return None
+        is_half = self.shapes.job.dtype == "fp16" and program.reduced_element_bytes is None
+        return ShardKernels(
+            stored=self._kept_element,
+            gathered=self.shapes.element_bytes,
+            reduced=self._message_element,
+            is_flat=program.is_fsdp1,
+            divides=program.is_fsdp1 or is_half,
+        )
 
     @property
     def _sharding(self) -> Sharding:
@@ -219,6 +235,7 @@ class ZeroCommunication(AsyncTensorParallel):
             host.idle(names.views(name), n_views * view_seconds.value)
         if not np.any(share):
             return
+        self._copy_in(host, name, unit, share, size)
         after: tuple[str, ...] = ()
         if self._offload.weights:
             after = (names.from_host(name),)
@@ -226,6 +243,21 @@ class ZeroCommunication(AsyncTensorParallel):
             host.copy(names.from_host(name), shard_bytes, FROM_HOST)
         n_calls = share * unit.n_calls
         host.issue(names.all_gather(name), "all_gather", full, group, n_calls, after)
+
+    def _copy_in(
+        self, host: HostProgram, name: str, unit: GatherUnit, share: Size, size: Array
+    ) -> None:
+        """Cast a unit's shard, and copy it into the message that is gathered.
+
+        torch does so in a stream of its own, beside other kernels, which share the memory's
+        bandwidth with it.
+        """
+        kernels = self._kernels
+        if kernels is None:
+            return
+        trained = unit.all_trained / unit.count
+        nbytes = trained * kernels.of_cast + unit.gathered * kernels.of_copy_in
+        host.memory_bound(f"{name}.copy_in", (size > 1) * share * nbytes / size, "copy")
 
     def _share(self, chain: str) -> Size:
         """Return the share of the units of a chain that are gathered, on average."""
@@ -266,7 +298,8 @@ class ZeroCommunication(AsyncTensorParallel):
             # The first gather of a step is over other ranks than those from the second copy.
             is_first = self._sharding.copy and group == self._sharding.weights
             copy = f"{name}.first_copy" if is_first else f"{name}.copy"
-            host.memory_bound(copy, received * (2.0 * element), "copy")
+            of_copy = 2.0 * element if self._kernels is None else self._kernels.of_copy_out
+            host.memory_bound(copy, received * of_copy, "copy")
 
     # Gradients ---------------------------------------------------------------------------
 
@@ -374,7 +407,10 @@ class ZeroCommunication(AsyncTensorParallel):
             name = names.unit_gradient(unit.name, group)
             size = table.size(group)
             sent = (size > 1) * remaining
-            host.memory_bound(f"{name}.pack", sent * (element + message_element), "copy")
+            of_pack: Size = element + message_element
+            if self._kernels is not None:
+                of_pack = self._kernels.of_pack(is_sum=self._sends_sums)
+            host.memory_bound(f"{name}.pack", sent * of_pack, "copy")
             reduction = names.reduce(name)
             nbytes = remaining * message_element
             host.issue(reduction, kind, nbytes, group, unit.n_reductions, before)
@@ -397,6 +433,11 @@ class ZeroCommunication(AsyncTensorParallel):
     def _reduces(self) -> bool:
         """Whether this micro-step reduces gradients."""
         return self.sync or not self._sharding.reduced_once
+
+    @property
+    def _sends_sums(self) -> np.ndarray:
+        """Whether what is reduced are sums of several micro-steps, shape (C,)."""
+        return (self._share_added > 0.0) & self._sharding.reduced_once
 
     @property
     def _sums_replicas(self) -> bool:
@@ -468,12 +509,24 @@ class ZeroCommunication(AsyncTensorParallel):
         if self._offload.weights:
             self._add_on_host(host, unit, remaining)
             return
+        received = remaining * self._of_receipt(unit)
         if self._sharding.reduced_once:
-            if self._reduces and not self._overlap.ors:
-                host.memory_bound(f"gradient.{unit.name}.awaited", 0.0, "add")  # adds nothing
+            if self._reduces and (np.any(received > 0) or not self._overlap.ors):
+                host.memory_bound(f"gradient.{unit.name}.receive", received, "cast")
             return
-        accumulated_bytes = remaining * (3.0 * self._kept_element)
-        host.memory_bound(f"gradient.{unit.name}.accumulate", accumulated_bytes, "add")
+        if self._kernels is None:
+            added = remaining * (3.0 * self._kept_element)
+        else:
+            # The first gradients of a step become the sums.
+            added = remaining * (self._share_added * self._kernels.of_sum)
+        host.memory_bound(f"gradient.{unit.name}.accumulate", received + added, "add")
+
+    def _of_receipt(self, unit: GatherUnit) -> Array:
+        """Return the bytes that kernels move of each reduced gradient before it is added."""
+        table = self.shapes.table
+        n_ranks = np.prod([table.size(group) for group in self._reduced_over(unit)], axis=0)
+        of_receipt = 0.0 if self._kernels is None else self._kernels.of_receipt
+        return np.where(n_ranks > 1, of_receipt, 0.0)
 
     # Once per step -----------------------------------------------------------------------
 
@@ -493,8 +546,14 @@ class ZeroCommunication(AsyncTensorParallel):
             owned=trained_share(sharding.states),
             gradient_bytes=self._kept_element,
             norm_sums=self._norm_sums,
+            # torch frees gradients (zero_grad of its optimizers) and does not clear them.
+            cleared=np.zeros(len(shapes.table)) if self._program.is_of_torch else None,
             offload=self.options.engine.offload_in(shapes.job),
-            states=states_of(shapes.job, self.options.engine.low_states),
+            states=states_of(
+                shapes.job,
+                self.options.engine.low_states,
+                has_copies=not self._program.is_of_torch,
+            ),
         )
         keeps_vectors = self._program.keeps_vectors and not self.keeps_weights
         if keeps_vectors and shapes.job.trains_weights:
