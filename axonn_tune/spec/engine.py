@@ -367,6 +367,9 @@ class ZeroProgram:
     reduces_once
         Whether only the last micro-step reduces gradients, which stay whole until then. Weights are
         gathered in every micro-step.
+    gathers_low
+        Whether weights of low products can be cast before they are gathered. Their scales are found
+        once in a step.
     sends_once
         Whether a token is sent once to each rank that holds any of its experts (see
         `MegatronProgram`).
@@ -406,6 +409,7 @@ class ZeroProgram:
     keeps_replicas: bool = True
     sums_replicas_each_step: bool = False
     reduces_once: bool = False
+    gathers_low: bool = False
     sends_once: bool = False
     experts_at_once: float = math.inf
 

@@ -190,6 +190,15 @@ class Casts:
             name = names.cast_weight(names.of_layer(chain, layer))
             self._cast(host, name, n_elements, recipe.reads, 1.0)
 
+    def transpose_gathered(self, host: HostProgram, layer: str) -> None:
+        """Transpose a weight that was gathered in the recipe's format, if dI needs it."""
+        recipe = self._recipe(layer)
+        if recipe is None or recipe.quantises_columns or not self.shapes.job.transposes_operands:
+            return
+        shape = self.shapes.linears[layer]
+        name = names.cast_weight(names.of_layer(BACKWARD, layer))
+        self._transpose(host, name, shape.k * shape.n)
+
     def cast_kept_weights(self, host: HostProgram, n_elements: Array) -> None:
         """Cast weights that stay where they are, once they are updated."""
         job = self.shapes.job

@@ -63,6 +63,11 @@ class Communication:
         """
         return True
 
+    @property
+    def gathers_low(self) -> bool:
+        """Whether weights of low products come in their format."""
+        return False
+
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the first weight of a pass; nothing has been issued before it.
 

@@ -44,15 +44,18 @@ class ShardKernels:
         """The bytes for each trained element of a shard that is cast before it is gathered."""
         return _cast(self.stored, self.gathered)
 
-    @property
-    def of_copy_in(self) -> float:
-        """The bytes for each element of a shard that is copied into a message."""
-        return 0.0 if self.is_flat else 2.0 * self.gathered
+    def of_low_cast(self, operand_bytes: float) -> float:
+        """Return the bytes for each element of a shard that is cast to a low format instead.
+
+        The hooks of FSDP2 are not compiled: three kernels scale, clamp and cast (pytorch/ao at
+        0afa4c1b, float8/fsdp_utils.py, fsdp_pre_all_gather, and to_fp8_saturated).
+        """
+        return 5.0 * self.stored + operand_bytes
 
     @property
-    def of_copy_out(self) -> float:
-        """The bytes for each gathered element that is copied out of a message."""
-        return 0.0 if self.is_flat else 2.0 * self.gathered
+    def copies(self) -> float:
+        """How often each byte of a message is moved to copy it in, or out."""
+        return 0.0 if self.is_flat else 2.0
 
     def of_pack(self, is_sum: np.ndarray) -> Size:
         """Return the bytes for each gradient until it is sent; FSDP2 casts it as it copies it.

@@ -87,9 +87,12 @@ class Transformer:
     # Linear layers -----------------------------------------------------------------------
 
     def _take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
-        """Wait for a layer's weight, and cast it unless it stays with the rank."""
+        """Wait for a layer's weight, and cast it unless it stays with the rank or is low."""
         self.communication.take_weight(host, weight, following)
-        if not self.communication.keeps_weights:
+        if self.communication.gathers_low:
+            if weight.chain == BACKWARD:
+                self.casts.transpose_gathered(host, weight.layer)
+        elif not self.communication.keeps_weights:
             self.casts.cast_weight(host, weight.chain, weight.layer)
 
     def _linear_forward(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:

@@ -35,6 +35,8 @@ class GatherUnit:
         Number of reductions that carry its gradients; a share of one where units share them.
     sharded_over
         Group whose ranks share it; empty where this is the group of the strategy.
+    low
+        Number of its parameters that are gathered in the format of low products.
     """
 
     name: str
@@ -46,6 +48,7 @@ class GatherUnit:
     n_calls: Size
     n_reductions: Size
     sharded_over: str = ""
+    low: Size = 0.0
 
     @property
     def all_trained(self) -> Size:
@@ -60,6 +63,18 @@ class GatherUnit:
         """
         parameters = self.count * self.parameters
         return _stored_bytes(job, parameters, self.all_trained, stored_element_bytes)
+
+    def message_bytes(self, job: Job) -> Size:
+        """Return the bytes of what is gathered of a unit, unless it is quantised."""
+        return self.gathered * job.element_bytes - self._saved_bytes(job)
+
+    def whole_bytes(self, job: Job) -> Size:
+        """Return the bytes of a unit with which a rank computes."""
+        return self.parameters * job.element_bytes - self._saved_bytes(job)
+
+    def _saved_bytes(self, job: Job) -> Size:
+        """Return by how much a low format makes a unit smaller."""
+        return self.low * (job.element_bytes - job.operand_bytes)
 
     def fp32_shard_bytes(self, job: Job) -> Size:
         """Return the bytes of a whole unit whose trained parameters are stored in fp32."""

@@ -83,6 +83,8 @@ class Zero:
     overlaps_tensor
         Whether tokens travel within the tensor group while the products that read or form them run,
         in as many parts as the group has ranks (torch's asynchronous tensor parallelism).
+    low_weights
+        Whether weights of low products are cast before they are gathered.
     engine
         Engine that carries it out.
     """
@@ -101,6 +103,7 @@ class Zero:
     has_experts: bool = False
     context_kind: str = ""
     overlaps_tensor: bool = False
+    low_weights: bool = False
     engine: Engine = IDEAL
 
     @property
@@ -294,6 +297,10 @@ class Zero:
         is_whole = self.engine.zero.is_of_torch and not self.engine.low_states
         return FP32_BYTES if is_whole else job.element_bytes
 
+    def gathers_low(self, job: Job) -> bool:
+        """Return whether the weights of a job's low products are gathered in their format."""
+        return self.low_weights and job.recipe is not None and job.trains_weights
+
     def shared_sequences(self, shapes: Shapes) -> ContextParallelism:
         """Return how ranks share sequences, if they do, which depends on the engine."""
         program, model = self.engine.zero, shapes.model
@@ -428,7 +435,12 @@ class Zero:
         if bucket_elements:
             n_reductions = np.minimum(n_calls, trained / bucket_elements)
         whole, sent = weights + added, gathered + added
-        return GatherUnit(name, count, whole, trained, n_trained, sent, n_calls, n_reductions)
+        low: Size = 0.0
+        if layers and self.gathers_low(job):
+            low = stage_parameters(model, layers, False, False)[0] / count / shapes.y
+        return GatherUnit(
+            name, count, whole, trained, n_trained, sent, n_calls, n_reductions, low=low
+        )
 
     def _mean_weights(self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool) -> Size:
         """Return how many weights a rank gathers of a layer on average, or of a part without any.
@@ -450,6 +462,7 @@ def zero3(
     context_kind: str = "",
     overlaps_tensor: bool = False,
     n_virtual: Sequence[int] = (1, 2, 4),
+    low_weights: bool = False,
 ) -> Zero:
     """Return ZeRO-3, which is FSDP: weights, gradients and states are sharded over `shard`.
 
@@ -485,6 +498,7 @@ def zero3(
         has_experts=has_experts,
         context_kind=context_kind,
         overlaps_tensor=overlaps_tensor,
+        low_weights=low_weights,
         offload_modules=(LAYER_INPUTS,) if engine.zero.offloads_inputs else (),
         engine=engine,
     )

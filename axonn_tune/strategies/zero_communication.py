@@ -176,6 +176,11 @@ class ZeroCommunication(AsyncTensorParallel):
         """Whether weights stay with the rank; if they are sharded, they are gathered when used."""
         return not self._sharding.weights
 
+    @property
+    def gathers_low(self) -> bool:
+        """Whether weights of low products are cast before they are gathered."""
+        return self.options.gathers_low(self.shapes.job)
+
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the root before the embedding."""
         if weight.layer == "embedding" and self._gathers_ahead:
@@ -223,7 +228,7 @@ class ZeroCommunication(AsyncTensorParallel):
         name = names.of_layer(chain, unit.name)
         share = self._share(chain)
         gathered = share * unit.gathered
-        nbytes = gathered * self.shapes.element_bytes
+        nbytes = share * unit.message_bytes(self.shapes.job)
         if is_quantised:
             packed = gathered * INT8_BYTES
             host.memory_bound(f"{name}.quantise", (size > 1) * (nbytes + packed) / size, "scale")
@@ -255,8 +260,10 @@ class ZeroCommunication(AsyncTensorParallel):
         kernels = self._kernels
         if kernels is None:
             return
-        trained = unit.all_trained / unit.count
-        nbytes = trained * kernels.of_cast + unit.gathered * kernels.of_copy_in
+        job, trained = self.shapes.job, unit.all_trained / unit.count
+        nbytes = (trained - unit.low) * kernels.of_cast
+        nbytes = nbytes + unit.low * kernels.of_low_cast(job.operand_bytes)
+        nbytes = nbytes + kernels.copies * unit.message_bytes(job)
         host.memory_bound(f"{name}.copy_in", (size > 1) * share * nbytes / size, "copy")
 
     def _share(self, chain: str) -> Size:
@@ -290,16 +297,17 @@ class ZeroCommunication(AsyncTensorParallel):
         host.wait(names.all_gather(name))
         if self._offload.weights:
             host.wait(names.from_host(name))
-        gathered = share * unit.gathered
-        received = np.where(self.shapes.table.size(group) > 1, gathered, 0.0)
+        is_received = self.shapes.table.size(group) > 1
         if is_quantised:
+            received = np.where(is_received, share * unit.gathered, 0.0)
             host.memory_bound(f"{name}.dequantise", received * (INT8_BYTES + element), "scale")
         else:
             # The first gather of a step is over other ranks than those from the second copy.
             is_first = self._sharding.copy and group == self._sharding.weights
             copy = f"{name}.first_copy" if is_first else f"{name}.copy"
-            of_copy = 2.0 * element if self._kernels is None else self._kernels.of_copy_out
-            host.memory_bound(copy, received * of_copy, "copy")
+            n_copies = 2.0 if self._kernels is None else self._kernels.copies
+            nbytes = share * unit.message_bytes(self.shapes.job)
+            host.memory_bound(copy, np.where(is_received, n_copies * nbytes, 0.0), "copy")
 
     # Gradients ---------------------------------------------------------------------------
 
@@ -555,6 +563,8 @@ class ZeroCommunication(AsyncTensorParallel):
                 has_copies=not self._program.is_of_torch,
             ),
         )
+        if self.gathers_low:
+            self._find_scales(host)
         keeps_vectors = self._program.keeps_vectors and not self.keeps_weights
         if keeps_vectors and shapes.job.trains_weights:
             self._gather_vectors(host, updated)
@@ -569,6 +579,22 @@ class ZeroCommunication(AsyncTensorParallel):
         sums = {names.all_reduce(names.GRADIENT_NORM): self._sharding.states}
         axes = (axis for axis in (TENSOR, PIPELINE) if axis in self.options.axes.names)
         return sums | {names.norm_all_reduce(axis): axis for axis in axes}
+
+    def _find_scales(self, host: HostProgram) -> None:
+        """Find the largest value of each updated weight, and from all ranks' its scale.
+
+        torchao does so for all weights at once (pytorch/ao at 0afa4c1b, float8/fsdp_utils.py,
+        precompute_float8_dynamic_scale_for_fsdp).
+        """
+        size = self.shapes.table.size(self._sharding.weights)
+        read = sum(unit.count * unit.low for unit in self._units) / size * self._kept_element
+        host.memory_bound(names.WEIGHT_SCALES, read, "reduce")
+        n_weights = self.shapes.model.n_layers * len(self.shapes.model.block_products)
+        groups = (self._sharding.weights, self.options.tensor_axis)
+        for group in groups:
+            name = names.over(names.all_reduce(names.WEIGHT_SCALES), group)
+            host.run(name, "all_reduce", n_weights * FP32_BYTES, group)
+        host.memory_bound(f"{names.WEIGHT_SCALES}.form", 2.0 * n_weights * FP32_BYTES, "scale")
 
     def _gather_vectors(self, host: HostProgram, updated: tuple[str, ...]) -> None:
         """Gather each updated norm and bias by itself, after the copies that `updated` names."""
