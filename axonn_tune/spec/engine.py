@@ -318,6 +318,9 @@ class ZeroProgram:
         Bytes of an element of a gradient as it is reduced; None for those of the job's type.
     keeps_last_block
         Whether the last block stays gathered from its forward to its backward pass.
+    reshards_root
+        Whether embedding, final norm and head are released after the forward pass, too, and
+        gathered again for the backward pass. Stages of a pipeline keep them in any case.
     recomputes_products
         Whether selective recomputation keeps the outputs of every second product of a block and of
         attention, and forms everything else again.
@@ -391,6 +394,7 @@ class ZeroProgram:
     runs_eagerly: bool = False
     reduced_element_bytes: float | None = None
     keeps_last_block: bool = False
+    reshards_root: bool = False
     recomputes_products: bool = False
     separates_products: bool = False
     scatters_by_product: bool = False

@@ -12,6 +12,7 @@ from axonn_tune.spec import names
 from axonn_tune.spec.names import FORWARD
 from axonn_tune.spec.plan import Size
 from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.units import GatherUnit
 from axonn_tune.strategies.zero_communication import ZeroCommunication, replica_sum
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class StagedCommunication(ZeroCommunication):
         """The groups of the strategy, over which gradients are reduced once."""
         return replace(self.options.sharding, gradients="", reduced_once=True)
 
-    def _share(self, chain: str) -> Size:
+    def _share(self, chain: str, unit: GatherUnit) -> Size:
         """Return the share of the units of a chain that are gathered."""
         return 1.0 if self.sync and chain == FORWARD else 0.0
 

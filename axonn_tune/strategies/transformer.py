@@ -306,6 +306,8 @@ class Transformer:
         self._norm(host, chain, "norm1")
         if has_next_block:
             self.communication.prefetch_block(host, chain)
+        else:
+            self.communication.prefetch_root(host, chain)
         for weight in before_attention:
             self._linear_forward(host, weight, followings[weight])
         self._head_norms(host, chain)

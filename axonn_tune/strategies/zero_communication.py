@@ -12,7 +12,7 @@ from axonn_tune.spec import names
 from axonn_tune.spec.engine import OffloadProgram, ZeroProgram
 from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.layout import EXPERT, PIPELINE, TENSOR
-from axonn_tune.spec.names import FORWARD
+from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size
 from axonn_tune.strategies.async_tensor import AsyncTensorParallel
 from axonn_tune.strategies.communication import Weight
@@ -187,9 +187,20 @@ class ZeroCommunication(AsyncTensorParallel):
             self._start_gather(host, FORWARD, self._root)
 
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
-        """Wait for the root's weights before the embedding; they stay for the head."""
+        """Wait for the root's weights before the embedding, and where they are gathered again."""
         if weight.layer == "embedding" and not self.keeps_weights:
             self._take(host, FORWARD, self._root)
+        if weight == Weight(BACKWARD, "head") and self._gathers_root_again:
+            self._take(host, BACKWARD, self._root)
+
+    def prefetch_root(self, host: HostProgram, chain: str) -> None:
+        """Start to gather the root for the backward pass, if it does not stay.
+
+        The host is ahead of the device, and the message waits only for the last block's (torch
+        2.13, _fully_shard/_fsdp_param_group.py, unshard and wait_for_unshard).
+        """
+        if chain == FORWARD and self._gathers_root_again and self._gathers_ahead:
+            self._start_gather(host, BACKWARD, self._root)
 
     def begin_block(self, host: HostProgram, chain: str) -> None:
         """Wait for all weights of the block, since they come together."""
@@ -226,7 +237,7 @@ class ZeroCommunication(AsyncTensorParallel):
         group, is_quantised = self._source(chain, unit)
         size = self.shapes.table.size(group)
         name = names.of_layer(chain, unit.name)
-        share = self._share(chain)
+        share = self._share(chain, unit)
         gathered = share * unit.gathered
         nbytes = share * unit.message_bytes(self.shapes.job)
         if is_quantised:
@@ -266,11 +277,17 @@ class ZeroCommunication(AsyncTensorParallel):
         nbytes = nbytes + kernels.copies * unit.message_bytes(job)
         host.memory_bound(f"{name}.copy_in", (size > 1) * share * nbytes / size, "copy")
 
-    def _share(self, chain: str) -> Size:
-        """Return the share of the units of a chain that are gathered, on average."""
+    def _share(self, chain: str, unit: GatherUnit) -> Size:
+        """Return the share of the units of a kind and a chain that are gathered, on average."""
         if self.options.syncs_once and not self.sync:
             return 0.0
-        return 1.0 if chain == FORWARD else self._share_gathered_again
+        is_each = chain == FORWARD or unit.name == self._root.name
+        return 1.0 if is_each else self._share_gathered_again
+
+    @property
+    def _gathers_root_again(self) -> bool:
+        """Whether the root is gathered for the backward pass, too."""
+        return self._program.reshards_root and not self.shapes.table.is_pipelined
 
     @cached_property
     def _share_gathered_again(self) -> Size:
@@ -288,7 +305,7 @@ class ZeroCommunication(AsyncTensorParallel):
         """Wait for a gather, and copy or unpack the received weights to where they are used."""
         if not self._overlap.oag:
             self._start_gather(host, chain, unit)
-        share = self._share(chain)
+        share = self._share(chain, unit)
         if not np.any(share):
             return
         group, is_quantised = self._source(chain, unit)

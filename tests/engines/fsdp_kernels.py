@@ -2,12 +2,13 @@
 
 It trains one of eight ranks whose process group sends nothing. The argument is a JSON list of
 cases, each of which has the version of FSDP, the types of the weights and of messages with
-gradients, the number of micro-steps, whether only the last of them reduces gradients, and the
-optimizer's implementation.
+gradients, the number of micro-steps, whether only the last of them reduces gradients, whether the
+root is told to be sharded after the forward pass, and the optimizer's implementation.
 
 The values are means over a step: `copy_in` for each element of a shard that is gathered, `copy_out`
 for each element that has been gathered, `pack` for each whole gradient that is reduced, and `after`
-for each element of a shard of it. The others are for each element of a shard, once in a step.
+for each element of a shard of it. The others are for each element of a shard, once in a step, but
+`n_gathers`, which counts.
 """
 
 import json
@@ -85,7 +86,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.moved = Counter()
-        self.gathered = self.reduced = 0
+        self.gathered = self.reduced = self.n_gathers = 0
         self.term = None
         self.is_packing = False
 
@@ -96,6 +97,7 @@ class Recorder(TorchDispatchMode):
         result = func(*args, **kwargs)
         name = func._schema.name.rpartition("::")[2]
         if name in GATHER:
+            self.n_gathers += 1
             self.gathered += sum(each.numel() for each in tensors(args[0]))
         elif name in REDUCE:
             self.reduced += max(each.numel() for each in tensors((args, kwargs)))
@@ -130,7 +132,7 @@ def moved_bytes(func, name, args, kwargs, result):
     return nbytes(read) + times * nbytes(written) + nbytes(formed)
 
 
-def sharded(version, weights, messages):
+def sharded(version, weights, messages, reshards_root):
     model = Model().to(DTYPES[weights])
     reduce_dtype = DTYPES[messages]
     if version == 1:
@@ -144,7 +146,8 @@ def sharded(version, weights, messages):
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce_dtype)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
+    options = {"reshard_after_forward": True} if reshards_root else {}
+    return fully_shard(model, mesh=mesh, mp_policy=policy, **options)
 
 
 def step(model, optimizer, n_micro, is_once, recorder):
@@ -164,8 +167,8 @@ def step(model, optimizer, n_micro, is_once, recorder):
     recorder.term = None
 
 
-def main(version, weights, messages, n_micro, reductions, implementation):
-    model = sharded(version, weights, messages)
+def main(version, weights, messages, n_micro, reductions, root, implementation):
+    model = sharded(version, weights, messages, root == "sharded")
     options = {"weight_decay": 0.0 if weights == "bf16" else 0.1, implementation: True}
     kind = torch.optim.Adam if weights == "bf16" else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=1e-3, **options)
@@ -182,7 +185,8 @@ def main(version, weights, messages, n_micro, reductions, implementation):
         "clip": n_owned,
         "update": n_owned,
     }
-    return {term: recorder.moved[term] / count for term, count in per.items()}
+    of_terms = {term: recorder.moved[term] / count for term, count in per.items()}
+    return {**of_terms, "n_gathers": recorder.n_gathers}
 
 
 if __name__ == "__main__":

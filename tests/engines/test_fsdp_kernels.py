@@ -22,22 +22,24 @@ N_RANKS = 8
 MODEL = llama(n_layers=2, hidden_size=64, n_heads=4, n_kv_heads=4, vocab_size=256, seq_len=64)
 ELEMENT_BYTES = {"bf16": 2.0, "fp32": 4.0}
 # Version of FSDP, types of weights and of messages, number of micro-steps, whether only the last
-# one reduces gradients, and the optimizer's implementation.
+# one reduces gradients, whether the root is sharded after the forward pass, and the optimizer's
+# implementation.
 CASES = [
-    (2, "fp32", "fp32", 1, "each", "fused"),
-    (2, "fp32", "bf16", 2, "each", "fused"),
-    (2, "bf16", "fp32", 2, "once", "foreach"),
-    (1, "fp32", "bf16", 2, "each", "foreach"),
-    (1, "fp32", "fp32", 1, "each", "foreach"),
+    (2, "fp32", "fp32", 1, "each", "kept", "fused"),
+    (2, "fp32", "bf16", 2, "each", "kept", "fused"),
+    (2, "bf16", "fp32", 2, "once", "kept", "foreach"),
+    (2, "bf16", "fp32", 2, "once", "sharded", "foreach"),
+    (1, "fp32", "bf16", 2, "each", "kept", "foreach"),
+    (1, "fp32", "fp32", 1, "each", "kept", "foreach"),
 ]
 
 
 # Cases of foreach kernels alone, by the engines that have them.
 OF_ENGINES = {
-    "torchtitan-2024": (2, "fp32", "fp32", 1, "each", "foreach"),
-    "torchtitan-2024-eager": (2, "fp32", "fp32", 1, "each", "foreach"),
-    "automodel-2025": (2, "bf16", "fp32", 2, "once", "foreach"),
-    "fms-fsdp": (1, "fp32", "bf16", 2, "each", "foreach"),
+    "torchtitan-2024": (2, "fp32", "fp32", 1, "each", "kept", "foreach"),
+    "torchtitan-2024-eager": (2, "fp32", "fp32", 1, "each", "kept", "foreach"),
+    "automodel-2025": (2, "bf16", "fp32", 2, "once", "kept", "foreach"),
+    "fms-fsdp": (1, "fp32", "bf16", 2, "each", "kept", "foreach"),
 }
 
 
@@ -50,7 +52,7 @@ def recorded():
     return dict(zip(cases, json.loads(done.stdout), strict=True))
 
 
-def planned(version, weights, messages, n_micro, reductions):
+def planned(version, weights, messages, n_micro, reductions, root):
     """The same terms of the plan; its optimizer is one kernel."""
     is_once = reductions == "once"
     program = ZeroProgram(
@@ -58,6 +60,7 @@ def planned(version, weights, messages, n_micro, reductions):
         is_fsdp2=version == 2,
         reduced_element_bytes=ELEMENT_BYTES[messages],
         reduces_once=is_once,
+        reshards_root=root == "sharded",
     )
     engine = Engine(zero=program, low_states=weights == "bf16")
     plan = plan_of(zero3(engine), MODEL, Job(N_RANKS, N_RANKS * n_micro, 64), shard=N_RANKS)
@@ -79,9 +82,11 @@ def planned(version, weights, messages, n_micro, reductions):
             for end in ("accumulate", "receive")
         ) + of_units.get("gradient.accumulate", 0.0)
 
+    def messages_of(kind):
+        return [op for op in collectives(plan, *parts) if op.kind == kind]
+
     def elements(kind, element_bytes):
-        messages = [op for op in collectives(plan, *parts) if op.kind == kind]
-        return sum(number(op.nbytes) for op in messages) / element_bytes
+        return sum(number(op.nbytes) for op in messages_of(kind)) / element_bytes
 
     gathered = elements("all_gather", 2.0)
     reduced = elements("reduce_scatter", ELEMENT_BYTES[messages])
@@ -94,6 +99,7 @@ def planned(version, weights, messages, n_micro, reductions):
         "after": sum(map(after, parts)) / (n_micro * n_owned),
         "clip": (end["gradient.norm"] + end["gradient.clip"]) / n_owned,
         "update": end["optimizer.step"] / n_owned,
+        "n_gathers": sum(number(op.n_calls) for op in messages_of("all_gather")),
     }
 
 
