@@ -262,7 +262,8 @@ class SwitchOptions(TypedDict, total=False):
     low_weights: Annotated[
         bool | None,
         Option(
-            "Store and gather weights in the format of --precision only (megatron).",
+            "Store and gather weights in the format of --precision only (megatron), or gather them "
+            "in it (zero3).",
             None,
             "as the engine",
         ),

@@ -62,7 +62,7 @@ def flags(prediction: Prediction) -> list[str]:
     if job.dtype != "fp32":
         lines.append(f"--{job.dtype}")
     lines += PRECISION_FLAGS[job.precision]
-    if strategy.gathers_low_weights(job):
+    if strategy.gathers_low(job):
         lines.append("--fp8-param-gather")
     kind = strategy.engine.attention_library if job.attention == "flash" else job.attention
     lines.append(f"--attention-backend {ATTENTION_BACKENDS[kind]}")

@@ -77,6 +77,7 @@ def fsdp_search(
         context_kind=engine.zero.context_kind if "context" in (sizes or {}) else "",
         overlaps_tensor=row.get("overlaps") == "yes",
         n_virtual=(int(row.get("virtual", 1)),),
+        low_weights=row.get("low_weights") == "yes",
     )
     return sharded_search(
         row,

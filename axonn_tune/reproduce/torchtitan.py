@@ -31,8 +31,8 @@ def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield Llama with FSDP2, tensor groups inside a node, shared sequences, and stages.
 
     The network of several nodes is assumed to be that of a DGX, which has the same bandwidth, and
-    weights to be gathered in bf16. A100 are those of Jean Zay, whose network has as much bandwidth
-    as EFA.
+    weights to be gathered in bf16 where nothing says that it is in 8 bits. A100 are those of Jean
+    Zay, whose network has as much bandwidth as EFA.
     """
     machines = {
         "H100": _with_500_watts(loaders.machine("dgx-h100")),
@@ -68,7 +68,8 @@ def _assumed(row: Row, machine: Machine) -> tuple[str, ...]:
     if int(row["pipeline"]) > 1:
         assumed.append("micro-batch")  # Nothing says that it was not the usual one.
     # Of low products, whether weights are gathered in 8 bits; else the switches of that month.
-    if row["precision"] != FULL or row["document"].startswith("docs/"):
+    is_low, is_known = row["precision"] != FULL, row["low_weights"] == "yes"
+    if (is_low and not is_known) or row["document"].startswith("docs/"):
         assumed.append("software")
     return tuple(assumed)
 

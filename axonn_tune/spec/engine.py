@@ -335,7 +335,7 @@ class ZeroProgram:
     keeps_ends
         Whether embedding, final norm and head stay gathered from their first use in a step to its
         end. The gradients of the first one, and of the other two, are then reduced by themselves.
-    low_weights
+    stores_low
         Whether matrices of blocks are stored and gathered in the format of low products, if their
         recipe gathers low.
     keeps_transposed
@@ -353,6 +353,8 @@ class ZeroProgram:
     slice_seconds
         Time of the host for each rank's part of a gradient that is reduced, in which the device
         stands still; None for none.
+    is_fsdp1
+        Whether this is torch's first FSDP, whose units are flat tensors.
     is_fsdp2
         Whether this is torch's FSDP2. Its shards of weights and gradients are in fp32, and it keeps
         the message with a unit's gradients until the next unit's is sent.
@@ -363,6 +365,9 @@ class ZeroProgram:
         Bytes of an element of a gradient as it is reduced; None for those of the job's type.
     keeps_last_block
         Whether the last block stays gathered from its forward to its backward pass.
+    reshards_root
+        Whether embedding, final norm and head are released after the forward pass, too, and
+        gathered again for the backward pass. Stages of a pipeline keep them in any case.
     recomputes_products
         Whether selective recomputation keeps the outputs of every second product of a block and of
         attention, and forms everything else again.
@@ -414,6 +419,9 @@ class ZeroProgram:
     reduces_once
         Whether only the last micro-step reduces gradients, which stay whole until then. Weights are
         gathered in every micro-step.
+    gathers_low
+        Whether weights of low products can be cast before they are gathered. Their scales are found
+        once in a step.
     sends_once
         Whether a token is sent once to each rank that holds any of its experts (see
         `MegatronProgram`).
@@ -436,17 +444,19 @@ class ZeroProgram:
     overlaps: bool = True
     gathers_in_place: bool = False
     keeps_ends: bool = False
-    low_weights: bool = False
+    stores_low: bool = False
     keeps_transposed: bool = False
     scales_gradients: bool = False
     has_main_gradients: bool = False
     copies_heads: bool = False
     view_seconds: Quantity | None = None
     slice_seconds: Quantity | None = None
+    is_fsdp1: bool = False
     is_fsdp2: bool = False
     runs_eagerly: bool = False
     reduced_element_bytes: float | None = None
     keeps_last_block: bool = False
+    reshards_root: bool = False
     recomputes_products: bool = False
     separates_products: bool = False
     scatters_by_product: bool = False
@@ -466,6 +476,7 @@ class ZeroProgram:
     keeps_replicas: bool = True
     sums_replicas_each_step: bool = False
     reduces_once: bool = False
+    gathers_low: bool = False
     sends_once: bool = False
     experts_at_once: float = math.inf
 
@@ -480,6 +491,11 @@ class ZeroProgram:
             quantity = getattr(self, name)
             if quantity is not None:
                 require_wait("zero", name, quantity.value)
+
+    @property
+    def is_of_torch(self) -> bool:
+        """Whether this is one of torch's FSDPs, whose shards of trained weights are in fp32."""
+        return self.is_fsdp1 or self.is_fsdp2
 
     def message_bytes(self, element_bytes: float) -> float:
         """Return the bytes of an element of a reduced gradient, from those of the job's type."""

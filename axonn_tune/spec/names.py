@@ -47,6 +47,7 @@ OPTIMIZER_STEP = "optimizer.step"
 WEIGHTS_FROM_HOST = "weights.from_host"
 WEIGHTS_MAIN = "weights.main"
 WEIGHTS_CAST = "weights.cast"
+WEIGHT_SCALES = "weights.scales"
 WEIGHTS_ALL_GATHER = "weights.all_gather"
 VECTORS_ALL_GATHER = "weights.vectors.all_gather"
 

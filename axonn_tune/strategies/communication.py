@@ -91,6 +91,9 @@ class Communication:
         backward chain of a block continues its recomputed chain, and there is no call for it.
         """
 
+    def prefetch_root(self, host: HostProgram, chain: str) -> None:
+        """Start to gather what the backward pass of the head needs; called in the last block."""
+
     def prefetch_block(self, host: HostProgram, chain: str) -> None:
         """Start to gather the weights of the next block of a chain.
 

@@ -217,7 +217,8 @@ class _Block(NamedTuple):
     """What a block holds on average, and the most that a kind of block needs to compute.
 
     parameters, trained
-        Number of its parameters that a rank gathers or casts, and of those that are trained.
+        Number of its parameters that a rank gathers or casts, as elements of the job's type, and of
+        those that are trained.
     gradient_bytes
         Bytes of the rank's shards of its gradients.
     saved
@@ -238,6 +239,7 @@ class _Block(NamedTuple):
     ) -> _Block:
         """Return the sizes of the blocks whose weights are in the given units."""
         saved = in_activation = gradient_bytes = np.zeros(len(shapes.table))
+        element = shapes.element_bytes
         layers = shapes.backward_layers(range(shapes.model.n_layers))
         counts = shapes.model.counts(layers)
         for kind, count in counts.items():
@@ -250,7 +252,10 @@ class _Block(NamedTuple):
             of_unit = unit.trained * kept.stored_element_bytes
             gradient_bytes = gradient_bytes + _shard_bytes(shapes, unit, kept, of_unit)
         return cls(
-            sum(_is_copied(shapes, unit, kept) * unit.parameters for unit in units),
+            sum(
+                _is_copied(shapes, unit, kept) * unit.whole_bytes(shapes.job) / element
+                for unit in units
+            ),
             sum(_is_copied(shapes, unit, kept) * unit.trained for unit in units),
             gradient_bytes,
             saved / len(layers),

@@ -140,8 +140,20 @@ def _zero_named(name: str, switches: Switches, engine: Engine, has_experts: bool
             f"engine {engine.name or 'ideal'} splits no layers; allowed with --overlaps-tensor: an "
             "engine of torchtitan, or --strategy megatron"
         )
-    n_virtual = _numbers_with_1f1b(switches.virtual_stages)
-    return zero3(engine, has_experts, context_kind, bool(switches.overlaps_tensor), n_virtual)
+    if switches.low_weights and (has_experts or not engine.zero.gathers_low):
+        raise InputError(
+            f"engine {engine.name or 'ideal'} gathers weights in the job's type; allowed with "
+            "--low-weights: an engine of torchtitan and a model without experts, or --strategy "
+            "megatron"
+        )
+    return zero3(
+        engine,
+        has_experts,
+        context_kind,
+        bool(switches.overlaps_tensor),
+        _numbers_with_1f1b(switches.virtual_stages),
+        bool(switches.low_weights),
+    )
 
 
 def _reducing_once(engine: Engine, reduces_once: bool) -> Engine:

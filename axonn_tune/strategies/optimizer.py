@@ -31,10 +31,13 @@ class States:
     master_bytes
         Bytes of a master weight: 4 where all of it is kept in fp32, 2 where only the part is kept
         that the weight in bf16 lacks, and 0 where there is none.
+    has_copies
+        Whether the model's weights are other tensors, which the optimizer writes, too.
     """
 
     moment_bytes: float
     master_bytes: float
+    has_copies: bool = True
 
     @property
     def nbytes(self) -> float:
@@ -51,11 +54,14 @@ def has_master_copy(job: Job) -> bool:
     return job.element_bytes < FP32_BYTES
 
 
-def states_of(job: Job, low_states: bool = False) -> States:
+def states_of(job: Job, low_states: bool = False, has_copies: bool = True) -> States:
     """Return what the optimizer keeps of each parameter.
 
     With `low_states` (see `Engine`) it has no master copy, and moments of the type of the weights.
+    Without copies (see `States`) the weights themselves are in fp32.
     """
+    if not (low_states or has_copies):
+        return States(MOMENT_BYTES[job.moments], FP32_BYTES, has_copies=False)
     if low_states:
         return States(job.element_bytes, 0.0)
     return States(MOMENT_BYTES[job.moments], FP32_BYTES if has_master_copy(job) else 0.0)
@@ -148,6 +154,8 @@ def clip_and_update(
     # The optimizer reads the gradient, reads and writes the states and writes the weight; without
     # a whole master copy it reads the weight too, and where it clips it writes the gradient.
     weight_bytes = job.element_bytes * (1.0 if states.master_bytes == FP32_BYTES else 2.0)
+    if not states.has_copies:
+        weight_bytes = 0.0
     update_bytes = gradient_bytes * (2.0 if in_optimizer else 1.0)
     update_bytes += 2.0 * states.nbytes + (0.0 if is_main else weight_bytes)
     host.memory_bound(names.OPTIMIZER_STEP, owned * update_bytes + cleared_bytes, "optimizer")

@@ -12,6 +12,7 @@ from axonn_tune.spec import names
 from axonn_tune.spec.names import FORWARD
 from axonn_tune.spec.plan import Size
 from axonn_tune.strategies.program import HostProgram
+from axonn_tune.strategies.units import GatherUnit
 from axonn_tune.strategies.zero_communication import ZeroCommunication, replica_sum
 
 if TYPE_CHECKING:
@@ -59,4 +60,7 @@ class StagedCommunication(ZeroCommunication):
             reduced += [reduction, total]
         for name in reduced:
             host.wait(name)
+        received = [unit.all_trained / size * self._of_receipt(unit) for unit in self._units]
+        if np.any(sum(received) > 0):
+            host.memory_bound("gradient.receive", sum(received, start=0.0), "cast")
         super().step_end(host)

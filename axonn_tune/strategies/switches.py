@@ -15,7 +15,7 @@ _QUANTISING = ("zeropp", "zero-topo")
 _OWNERS: Mapping[str, tuple[str, ...]] = {
     "sequence_parallel": ("megatron",),
     "overlap_grad_reduce": (*_GRIDS, "megatron"),
-    "low_weights": ("megatron",),
+    "low_weights": ("megatron", "zero3"),
     "sends_once": ("megatron",),
     "overlaps_experts": ("megatron",),
     "overlaps_tensor": ("megatron", "zero3"),

@@ -87,7 +87,7 @@ class Transformer:
     # Linear layers -----------------------------------------------------------------------
 
     def _take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
-        """Wait for a layer's weight, and cast it unless it stays with the rank."""
+        """Wait for a layer's weight, and cast it unless it stays with the rank or is low."""
         self.communication.take_weight(host, weight, following)
         if self.communication.keeps_weights:
             return
@@ -316,6 +316,8 @@ class Transformer:
         self._norm(host, chain, "norm1")
         if has_next_block:
             self.communication.prefetch_block(host, chain)
+        else:
+            self.communication.prefetch_root(host, chain)
         for weight in before_attention:
             self._linear_forward(host, weight, followings[weight])
         self._head_norms(host, chain)

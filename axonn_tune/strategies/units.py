@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.plan import Size
+from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.fetches import FETCHED_ONCE, BackwardFetches
 from axonn_tune.strategies.shapes import FP32_BYTES
 
@@ -72,10 +72,15 @@ class GatherUnit:
 
     def bytes_of(self, elements: Size, job: Job) -> Size:
         """Return the bytes of some of its gathered elements."""
-        nbytes = elements * job.element_bytes
-        if not np.any(self.low):
-            return nbytes
-        return nbytes - elements / self.gathered * self.saved_bytes(job)
+        return elements * job.element_bytes - self.share_of(elements) * self.saved_bytes(job)
+
+    def share_of(self, elements: Size) -> Array:
+        """Return the share of the unit that some of its gathered elements are."""
+        return np.asarray(elements) / np.where(np.asarray(self.gathered) > 0, self.gathered, 1.0)
+
+    def whole_bytes(self, job: Job) -> Size:
+        """Return the bytes of a unit with which a rank computes."""
+        return self.parameters * job.element_bytes - self.saved_bytes(job)
 
     def saved_bytes(self, job: Job) -> Size:
         """Return the bytes that a whole unit saves since some parameters have a low format."""

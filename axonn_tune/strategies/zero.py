@@ -90,6 +90,8 @@ class Zero:
     overlaps_tensor
         Whether tokens travel within the tensor group while the products that read or form them run,
         in as many parts as the group has ranks (torch's asynchronous tensor parallelism).
+    low_weights
+        Whether weights of low products are cast before they are gathered.
     engine
         Engine that carries it out.
     """
@@ -108,6 +110,7 @@ class Zero:
     has_experts: bool = False
     context_kind: str = ""
     overlaps_tensor: bool = False
+    low_weights: bool = False
     engine: Engine = IDEAL
 
     @property
@@ -271,7 +274,7 @@ class Zero:
                 owned = self.trained_share(shapes, sharding.gradients)
                 terms["gradients"] = owned * FP32_BYTES
             return terms
-        transposes = self.gathers_low_weights(job) and job.transposes_operands
+        transposes = self.gathers_low(job) and job.transposes_operands
         ends = self.ends(shapes).values()
         return zero_memory(
             shapes, self.units(shapes), ends, sharding, self.engine, sharing, transposes
@@ -301,15 +304,18 @@ class Zero:
         sharding, element_bytes = self.sharding, self.kept_element_bytes(job)
         return Kept(sharding.weights, element_bytes, self.keeps_blocks, sharding.reduced_once)
 
-    def gathers_low_weights(self, job: Job) -> bool:
-        """Return whether a job's matrices of blocks are stored and gathered in a low format."""
-        recipe = job.recipe
-        return self.engine.zero.low_weights and recipe is not None and recipe.gathers_low
-
     def kept_element_bytes(self, job: Job) -> float:
-        """Return the bytes of an element of the shards of gradients: FSDP2's are in fp32."""
-        is_whole = self.engine.zero.is_fsdp2 and not self.engine.low_states
+        """Return the bytes of an element of the shards of gradients: torch's are in fp32."""
+        is_whole = self.engine.zero.is_of_torch and not self.engine.low_states
         return FP32_BYTES if is_whole else job.element_bytes
+
+    def gathers_low(self, job: Job) -> bool:
+        """Return whether the weights of a job's low products are gathered in their format."""
+        recipe = job.recipe
+        if recipe is None:
+            return False
+        is_stored_low = self.engine.zero.stores_low and recipe.gathers_low
+        return is_stored_low or (self.low_weights and job.trains_weights)
 
     def shared_sequences(self, shapes: Shapes) -> ContextParallelism:
         """Return how ranks share sequences, if they do, which depends on the engine."""
@@ -478,8 +484,8 @@ class Zero:
             n_reductions = np.minimum(n_calls, trained / bucket_elements)
         whole, sent = weights + added, gathered + added
         low: Size = 0.0
-        if layers and self.gathers_low_weights(job):
-            low = stage_parameters(model, layers, first, last)[0] / count / shapes.y
+        if layers and self.gathers_low(job):
+            low = stage_parameters(model, layers, False, False)[0] / count / shapes.y
         return GatherUnit(
             name, count, whole, trained, n_trained, sent, n_calls, n_reductions, low=low
         )
@@ -504,6 +510,7 @@ def zero3(
     context_kind: str = "",
     overlaps_tensor: bool = False,
     n_virtual: Sequence[int] = (1, 2, 4),
+    low_weights: bool = False,
 ) -> Zero:
     """Return ZeRO-3, which is FSDP: weights, gradients and states are sharded over `shard`.
 
@@ -539,6 +546,7 @@ def zero3(
         has_experts=has_experts,
         context_kind=context_kind,
         overlaps_tensor=overlaps_tensor,
+        low_weights=low_weights,
         offload_modules=(
             *((LAYER_INPUTS,) if engine.zero.offloads_inputs else ()),
             *((LAYERS,) if engine.zero.offloads_layers else ()),

@@ -20,6 +20,7 @@ from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.optimizer import clip_and_update, states_of
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES
+from axonn_tune.strategies.shard_kernels import ShardKernels
 from axonn_tune.strategies.units import GatherUnit
 
 if TYPE_CHECKING:
@@ -74,6 +75,21 @@ class ZeroCommunication(AsyncTensorParallel):
     def _message_element(self) -> float:
         """The bytes of an element of a gradient in a message that is not quantised."""
         return self._program.message_bytes(self.shapes.element_bytes)
+
+    @cached_property
+    def _kernels(self) -> ShardKernels | None:
+        """The kernels around the messages of torch's FSDP; None where it is not torch's."""
+        program = self._program
+        if not program.is_of_torch:
+            return None
+        is_half = self.shapes.job.dtype == "fp16" and program.reduced_element_bytes is None
+        return ShardKernels(
+            stored=self._kept_element,
+            gathered=self.shapes.element_bytes,
+            reduced=self._message_element,
+            is_flat=program.is_fsdp1,
+            divides=program.is_fsdp1 or is_half,
+        )
 
     @property
     def _sharding(self) -> Sharding:
@@ -178,9 +194,14 @@ class ZeroCommunication(AsyncTensorParallel):
         return not self._sharding.weights
 
     @property
+    def _gathers_low(self) -> bool:
+        """Whether weights of low products are gathered in their format."""
+        return self.options.gathers_low(self.shapes.job)
+
+    @property
     def share_transposed(self) -> Size | None:
         """All backward passes transpose low weights, or the first one in a step."""
-        if not self.options.gathers_low_weights(self.shapes.job):
+        if not self._gathers_low:
             return None
         return 1.0 - self._share_added if self._program.keeps_transposed else 1.0
 
@@ -190,7 +211,7 @@ class ZeroCommunication(AsyncTensorParallel):
             self._start_gathers(host, FORWARD, self._root)
 
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
-        """Wait for the root's weights before the embedding; they stay for the head.
+        """Wait for the root's weights before the embedding, and where they are gathered again.
 
         What a block's recomputation does not leave gathered comes while the gradients of its last
         matrix are formed.
@@ -199,6 +220,8 @@ class ZeroCommunication(AsyncTensorParallel):
             return
         if weight.layer == "embedding":
             self._take(host, FORWARD, self._root)
+        if weight == Weight(BACKWARD, "head") and self._gathers_root_again:
+            self._take(host, BACKWARD, self._root)
         for unit in self._in_block:
             if unit.fetches.n_again:
                 self._gather_again(host, unit, weight)
@@ -210,6 +233,15 @@ class ZeroCommunication(AsyncTensorParallel):
             self._start_gathers(host, BACKWARD, unit)
         if weight == Weight(BACKWARD, before):
             self._take(host, BACKWARD, unit)
+
+    def prefetch_root(self, host: HostProgram, chain: str) -> None:
+        """Start to gather the root for the backward pass, if it does not stay.
+
+        The host is ahead of the device, and the message waits only for the last block's (torch
+        2.13, _fully_shard/_fsdp_param_group.py, unshard and wait_for_unshard).
+        """
+        if chain == FORWARD and self._gathers_root_again and self._gathers_ahead:
+            self._start_gathers(host, BACKWARD, self._root)
 
     def begin_block(self, host: HostProgram, chain: str) -> None:
         """Wait for all weights of the block, since they come together."""
@@ -297,20 +329,44 @@ class ZeroCommunication(AsyncTensorParallel):
             host.idle(names.views(name), n_views * view_seconds.value)
         if not np.any(n_calls):
             return
+        share = unit.share_of(gather.elements)
+        self._copy_in(host, name, unit, share, size)
         after: tuple[str, ...] = ()
         if self._offload.weights:
             after = (names.from_host(name),)
-            share = gather.elements / unit.gathered
             shard_bytes = share * unit.fp32_shard_bytes(self.shapes.job) / size
             host.copy(names.from_host(name), shard_bytes, FROM_HOST)
         host.issue(names.all_gather(name), "all_gather", full, group, n_calls, after)
 
+    def _copy_in(
+        self, host: HostProgram, name: str, unit: GatherUnit, share: Size, size: Array
+    ) -> None:
+        """Cast a unit's shard, and copy it into the message that is gathered.
+
+        torch does so in a stream of its own, beside other kernels, which share the memory's
+        bandwidth with it.
+        """
+        kernels = self._kernels
+        if kernels is None:
+            return
+        job, trained = self.shapes.job, unit.all_trained / unit.count
+        nbytes = (trained - unit.low) * kernels.of_cast
+        nbytes = nbytes + unit.low * kernels.of_low_cast(job.operand_bytes)
+        nbytes = nbytes + kernels.copies * unit.bytes_of(unit.gathered, job)
+        host.memory_bound(f"{name}.copy_in", (size > 1) * share * nbytes / size, "copy")
+
     def _share(self, chain: str, unit: GatherUnit) -> Size:
         """Return the share of a chain's units of one kind that are gathered, on average."""
-        is_kept = self._program.keeps_ends and unit.name == self._root.name
+        is_root = unit.name == self._root.name
+        is_kept = self._program.keeps_ends and is_root
         if (self.options.syncs_once or is_kept) and not self.sync:
             return 0.0
-        return 1.0 if chain == FORWARD else self._share_gathered_again
+        return 1.0 if chain == FORWARD or is_root else self._share_gathered_again
+
+    @property
+    def _gathers_root_again(self) -> bool:
+        """Whether the root is gathered for the backward pass, too."""
+        return self._program.reshards_root and not self.shapes.table.is_pipelined
 
     @cached_property
     def _share_gathered_again(self) -> Size:
@@ -330,9 +386,9 @@ class ZeroCommunication(AsyncTensorParallel):
             self._start_gathers(host, chain, unit)
         for gather in self._gathers(chain, unit):
             if np.any(gather.n_calls):
-                self._receive(host, gather)
+                self._receive(host, unit, gather)
 
-    def _receive(self, host: HostProgram, gather: _Gather) -> None:
+    def _receive(self, host: HostProgram, unit: GatherUnit, gather: _Gather) -> None:
         """Wait for a gather, and copy or unpack the received weights."""
         name, group = gather.name, gather.group
         element = self.shapes.element_bytes
@@ -347,7 +403,9 @@ class ZeroCommunication(AsyncTensorParallel):
             # The first gather of a step is over other ranks than those from the second copy.
             is_first = self._sharding.copy and group == self._sharding.weights
             copy = f"{name}.first_copy" if is_first else f"{name}.copy"
-            host.memory_bound(copy, received * (2.0 * element), "copy")
+            n_copies = 2.0 if self._kernels is None else self._kernels.copies
+            nbytes = unit.bytes_of(received, self.shapes.job)
+            host.memory_bound(copy, n_copies * nbytes, "copy")
 
     def _of_source(self, gather: _Gather) -> str:
         """Return the name of a gather's kernels, which handle other shards of the second copy."""
@@ -469,7 +527,10 @@ class ZeroCommunication(AsyncTensorParallel):
             name = names.unit_gradient(unit.name, group)
             size = table.size(group)
             sent = (size > 1) * remaining
-            host.memory_bound(f"{name}.pack", sent * (element + message_element), "copy")
+            of_pack: Size = element + message_element
+            if self._kernels is not None:
+                of_pack = self._kernels.of_pack(is_sum=self._sends_sums)
+            host.memory_bound(f"{name}.pack", sent * of_pack, "copy")
             if self._program.scales_gradients:
                 host.memory_bound(f"{name}.scale", sent * (2.0 * message_element), "scale")
             reduction = names.reduce(name)
@@ -521,6 +582,11 @@ class ZeroCommunication(AsyncTensorParallel):
     def _reduces(self) -> bool:
         """Whether this micro-step reduces gradients."""
         return self.sync or not self._sharding.reduced_once
+
+    @property
+    def _sends_sums(self) -> np.ndarray:
+        """Whether what is reduced are sums of several micro-steps, shape (C,)."""
+        return (self._share_added > 0.0) & self._sharding.reduced_once
 
     @property
     def _sums_replicas(self) -> bool:
@@ -594,12 +660,24 @@ class ZeroCommunication(AsyncTensorParallel):
         if self._offload.weights:
             self._add_on_host(host, unit, remaining)
             return
+        received = remaining * self._of_receipt(unit)
         if self._sharding.reduced_once:
-            if self._reduces and not self._overlap.ors:
-                host.memory_bound(f"gradient.{unit.name}.awaited", 0.0, "add")  # adds nothing
+            if self._reduces and (np.any(received > 0) or not self._overlap.ors):
+                host.memory_bound(f"gradient.{unit.name}.receive", received, "cast")
             return
-        accumulated_bytes = remaining * (3.0 * self._kept_element)
-        host.memory_bound(f"gradient.{unit.name}.accumulate", accumulated_bytes, "add")
+        if self._kernels is None:
+            added = remaining * (3.0 * self._kept_element)
+        else:
+            # The first gradients of a step become the sums.
+            added = remaining * (self._share_added * self._kernels.of_sum)
+        host.memory_bound(f"gradient.{unit.name}.accumulate", received + added, "add")
+
+    def _of_receipt(self, unit: GatherUnit) -> Array:
+        """Return the bytes that kernels move of each reduced gradient before it is added."""
+        table = self.shapes.table
+        n_ranks = np.prod([table.size(group) for group in self._reduced_over(unit)], axis=0)
+        of_receipt = 0.0 if self._kernels is None else self._kernels.of_receipt
+        return np.where(n_ranks > 1, of_receipt, 0.0)
 
     # Once per step -----------------------------------------------------------------------
 
@@ -619,10 +697,18 @@ class ZeroCommunication(AsyncTensorParallel):
             owned=trained_share(sharding.states),
             gradient_bytes=self._kept_element,
             norm_sums=self._norm_sums,
+            # torch frees gradients (zero_grad of its optimizers) and does not clear them.
+            cleared=np.zeros(len(shapes.table)) if self._program.is_of_torch else None,
             offload=self.options.engine.offload_in(shapes.job),
-            states=states_of(shapes.job, self.options.engine.low_states),
+            states=states_of(
+                shapes.job,
+                self.options.engine.low_states,
+                has_copies=not self._program.is_of_torch,
+            ),
             has_main_gradients=self._program.has_main_gradients,
         )
+        if self._gathers_low and self._program.is_of_torch:
+            self._find_scales(host)
         keeps_vectors = self._program.keeps_vectors and not self.keeps_weights
         if keeps_vectors and shapes.job.trains_weights:
             self._gather_vectors(host, updated)
@@ -637,6 +723,22 @@ class ZeroCommunication(AsyncTensorParallel):
         sums = {names.all_reduce(names.GRADIENT_NORM): self._sharding.states}
         axes = (axis for axis in (TENSOR, PIPELINE) if axis in self.options.axes.names)
         return sums | {names.norm_all_reduce(axis): axis for axis in axes}
+
+    def _find_scales(self, host: HostProgram) -> None:
+        """Find the largest value of each updated weight, and from all ranks' its scale.
+
+        torchao does so for all weights at once (pytorch/ao at 0afa4c1b, float8/fsdp_utils.py,
+        precompute_float8_dynamic_scale_for_fsdp).
+        """
+        size = self.shapes.table.size(self._sharding.weights)
+        read = sum(unit.count * unit.low for unit in self._units) / size * self._kept_element
+        host.memory_bound(names.WEIGHT_SCALES, read, "reduce")
+        n_weights = self.shapes.model.n_layers * len(self.shapes.model.block_products)
+        groups = (self._sharding.weights, self.options.tensor_axis)
+        for group in groups:
+            name = names.over(names.all_reduce(names.WEIGHT_SCALES), group)
+            host.run(name, "all_reduce", n_weights * FP32_BYTES, group)
+        host.memory_bound(f"{names.WEIGHT_SCALES}.form", 2.0 * n_weights * FP32_BYTES, "scale")
 
     def _gather_vectors(self, host: HostProgram, updated: tuple[str, ...]) -> None:
         """Gather each updated norm and bias by itself, after the copies that `updated` names."""

@@ -7,10 +7,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from engines.traffic import bf16, loss_bytes, moved, rms_norm
+from engines.traffic import Traffic, bf16, loss_bytes, moved, rms_norm
 from torch.nn.functional import cross_entropy, silu
 
 from axonn_tune.io.presets import load_engine
+from axonn_tune.strategies.shard_kernels import ShardKernels
 
 EAGER = load_engine("torchtitan-2024-eager")
 TOKENS, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 512, 1024, 3584, 32, 8, 128
@@ -71,6 +72,16 @@ def test_the_loss_in_fp32_moves_what_the_engine_says():
     for counted, (kernel, ideal_bytes) in zip(passes, ideal.items(), strict=True):
         nbytes = loss_bytes(counted, logits.numel(), 4)
         assert nbytes / ideal_bytes == pytest.approx(traffic(kernel), rel=0.01)
+
+
+def test_a_shard_is_cast_to_8_bits_by_as_many_bytes_as_the_plan_has():
+    """torchao casts it in eager kernels: it scales, clamps and converts what is in fp32."""
+    shard = torch.empty(TOKENS, HIDDEN, device="meta")
+    scale = torch.empty((), device="meta")
+    with Traffic() as counted:
+        (shard * scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+    kernels = ShardKernels(stored=4.0, gathered=2.0, reduced=4.0, is_flat=False, divides=False)
+    assert counted.nbytes / shard.numel() == pytest.approx(kernels.of_low_cast(1.0), rel=0.01)
 
 
 class Pool:

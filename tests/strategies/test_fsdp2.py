@@ -592,3 +592,33 @@ def test_sums_over_replicas_stay_until_the_backward_pass_ends(element_bytes, fir
         held.append(memory_terms(zero3(engine), MODEL, job, shard=8, replica=2)["gradients"])
     shards = memory_terms(zero3(engine), MODEL, JOB, shard=8, replica=2)["optimizer_states"] / 2.0
     assert [nbytes / shards for nbytes in held] == pytest.approx([first, later])
+
+
+# The root -----------------------------------------------------------------------------------
+
+
+def test_a_root_that_is_released_is_gathered_beside_the_last_block_for_the_head():
+    again = zero3(engine_with(reshards_root=True, has_stages=True))
+    plan = plan_of(again, MODEL, JOB, shard=16, pipeline=1)
+    phases = {phase.name: phase.operations for phase in plan.microstep.phases}
+    [message] = [op for op in phases["forward_last"] if op.name == "backward.root.all_gather"]
+    [first] = [op for op in phases["embedding"] if op.name == "forward.root.all_gather"]
+    assert number(message.nbytes) == number(first.nbytes)
+    [copy] = [op for op in phases["head"] if op.name == "backward.root.copy"]
+    assert copy.waits_for == (message.name,)
+    named = [op.name for op in phases["head"]]
+    assert named.index(copy.name) < named.index("backward.head.gemm_input")
+    late = replace(JOB, overlap=replace(JOB.overlap, oag=False))
+    plan = plan_of(again, MODEL, late, shard=16, pipeline=1)
+    [head] = [phase for phase in plan.microstep.phases if phase.name == "head"]
+    assert "backward.root.all_gather" in {op.name for op in head.operations}
+
+
+def test_a_stage_keeps_its_root():
+    def names(reshards_root):
+        strategy = zero3(engine_with(reshards_root=reshards_root, has_stages=True))
+        job = Job(16, 64, 64)
+        stages = plan_of(strategy, MODEL, job, shard=4, pipeline=4).pipeline
+        return [op.name for op in operations(stages.sync.forward, stages.sync.backward)]
+
+    assert names(True) == names(False)
