@@ -177,12 +177,18 @@ class ZeroCommunication(AsyncTensorParallel):
         """Whether weights stay with the rank; if they are sharded, they are gathered when used."""
         return not self._sharding.weights
 
-    @property
-    def share_transposed(self) -> Size | None:
-        """All backward passes transpose low weights, or the first one in a step."""
+    def share_transposed(self, chain: str) -> Size | None:
+        """Return 1 where copies that a pass has transposed go with the weights.
+
+        A forward pass forms them for the backward pass, too (Transformer Engine d0067d0d,
+        pytorch/module/base.py, quantize_weight). Where they stay, only the first one in a step
+        does. The gradients use those that recomputation has formed, of which they count the time.
+        """
         if not self.options.gathers_low_weights(self.shapes.job):
             return None
-        return 1.0 - self._share_added if self._program.keeps_transposed else 1.0
+        if self._program.keeps_transposed:
+            return 1.0 - self._share_added if chain == FORWARD else 0.0
+        return 0.0 if chain == RECOMPUTE else 1.0
 
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the root before the embedding."""
