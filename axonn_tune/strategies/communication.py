@@ -66,8 +66,8 @@ class Communication:
     def share_transposed(self, chain: str) -> Size | None:
         """Return the share of a chain's passes that transpose what was gathered in a low format.
 
-        None where weights are gathered in the job's type, and cast. Called after `take_weight` where
-        weights do not stay with the rank.
+        None where weights are gathered in the job's type, and cast. Called after `take_weight`
+        where weights do not stay with the rank.
         """
         return None
 
