@@ -339,8 +339,8 @@ class ZeroProgram:
         Whether matrices of blocks are stored and gathered in the format of low products, if their
         recipe gathers low.
     keeps_transposed
-        Whether transposed copies of such matrices stay, whole, from the first backward pass of a
-        step to its end. Without it each backward pass forms them again.
+        Whether transposed copies of such matrices stay, whole, from the first forward pass of a
+        step to its end. Without it each forward and each backward pass forms them again.
     scales_gradients
         Whether a kernel divides gradients by the number of ranks before they are reduced.
     has_main_gradients

@@ -191,15 +191,15 @@ class Casts:
             name = names.cast_weight(names.of_layer(chain, layer))
             self._cast(host, name, n_elements, recipe.reads, 1.0)
 
-    def transpose_gathered(self, host: HostProgram, layer: str, share: Size) -> None:
+    def transpose_gathered(self, host: HostProgram, chain: str, layer: str, share: Size) -> None:
         """Transpose a weight that was gathered in the recipe's format, if dI needs it so.
 
-        `share` is the share of backward passes that do so.
+        `share` is the share of a chain's passes that do so.
         """
         recipe = self._recipe(layer)
         if recipe is not None and not recipe.quantises_columns:
             shape = self.shapes.linears[layer]
-            name = names.transposed_weight(names.of_layer(BACKWARD, layer))
+            name = names.transposed_weight(names.of_layer(chain, layer))
             missing = _n_copies(self.shapes.job, recipe) - 1.0
             self._transpose(host, name, share * missing * shape.k * shape.n)
 

@@ -63,11 +63,11 @@ class Communication:
         """
         return True
 
-    @property
-    def share_transposed(self) -> Size | None:
-        """The share of backward passes that transpose weights which were gathered in a low format.
+    def share_transposed(self, chain: str) -> Size | None:
+        """Return the share of a chain's passes that transpose what was gathered in a low format.
 
-        None where weights are gathered in the job's type, and cast.
+        None where weights are gathered in the job's type, and cast. Called after `take_weight`
+        where weights do not stay with the rank.
         """
         return None
 

@@ -91,11 +91,11 @@ class Transformer:
         self.communication.take_weight(host, weight, following)
         if self.communication.keeps_weights:
             return
-        share_transposed = self.communication.share_transposed
+        share_transposed = self.communication.share_transposed(weight.chain)
         if share_transposed is None:
             self.casts.cast_weight(host, weight.chain, weight.layer)
-        elif weight.chain == BACKWARD:
-            self.casts.transpose_gathered(host, weight.layer, share_transposed)
+        else:
+            self.casts.transpose_gathered(host, weight.chain, weight.layer, share_transposed)
 
     def _linear_forward(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
         """Multiply, and sum the output over the axis that splits k."""

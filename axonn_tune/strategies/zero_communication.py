@@ -198,12 +198,21 @@ class ZeroCommunication(AsyncTensorParallel):
         """Whether weights of low products are gathered in their format."""
         return self.options.gathers_low(self.shapes.job)
 
-    @property
-    def share_transposed(self) -> Size | None:
-        """All backward passes transpose low weights, or the first one in a step."""
+    def share_transposed(self, chain: str) -> Size | None:
+        """Return 1 where copies that a pass has transposed go with the weights.
+
+        torch's backward pass forms them. With Transformer Engine a forward pass forms them for the
+        backward pass, too (d0067d0d, pytorch/module/base.py, quantize_weight); where they stay,
+        only the first one in a step does. Gradients use those that recomputation has formed, and
+        count their time.
+        """
         if not self._gathers_low:
             return None
-        return 1.0 - self._share_added if self._program.keeps_transposed else 1.0
+        if self._program.is_of_torch:
+            return 1.0 if chain == BACKWARD else 0.0
+        if self._program.keeps_transposed:
+            return 1.0 - self._share_added if chain == FORWARD else 0.0
+        return 0.0 if chain == RECOMPUTE else 1.0
 
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the root before the embedding."""

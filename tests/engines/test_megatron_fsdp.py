@@ -124,18 +124,23 @@ def test_the_optimizer_has_fp32_gradients_of_its_own():
     assert found["weights.main"] == pytest.approx(6.0 * WEIGHTS / RANKS)
 
 
-def transposed(job, **facts):
+def transposed(job, recompute="none", **facts):
     """The bytes of transposed weights in a usual micro-step."""
     engine = replace(ENGINE, zero=replace(ENGINE.zero, **facts))
-    plan = plan_of(zero3(engine), MODEL, job, shard=RANKS)
+    plan = plan_of(zero3(engine), MODEL, job, recompute=recompute, shard=RANKS)
     found = operations(plan.microstep)
     assert not [op for op in found if op.name.endswith(".cast_weight")]
     return kernel_bytes(plan.microstep, ".transposed_weight")
 
 
-def test_hopper_transposes_each_weight_in_every_backward_pass_unless_copies_stay():
-    """fp8_create_transpose_cache reads and writes a byte of each element, if there is no copy."""
-    assert transposed(ON_HOPPER) == 2.0 * LAYERS * MATRICES
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_hopper_transposes_each_weight_in_both_passes_unless_copies_stay(recompute):
+    """Each reads and writes a byte of each element, if there is no copy.
+
+    Forward it is Transformer Engine's quantize_weight, whose copy goes with the weight, and
+    backward fp8_create_transpose_cache, or quantize_weight when the layer is recomputed.
+    """
+    assert transposed(ON_HOPPER, recompute) == 2 * 2.0 * LAYERS * MATRICES
     assert transposed(IN_8) == transposed(IN_16) == 0.0
     of_one = transposed(ON_HOPPER, keeps_transposed=True)
     assert MICROSTEPS * of_one == pytest.approx(2.0 * LAYERS * MATRICES)
