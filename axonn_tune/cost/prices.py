@@ -7,7 +7,8 @@ and the least time in which links can carry all messages.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import TypeAlias
 
 import numpy as np
@@ -193,6 +194,21 @@ def host_seconds(
     for axis, number in n_collectives.items():
         count += number * (table.size(axis) > 1)
     return count * issue_seconds + of_experts
+
+
+def issued_seconds(
+    scenario: Scenario, phases: Sequence[Phase], table: CandidateTable
+) -> list[Array]:
+    """Return when the host has issued all phases of a part before each one, shape (C,) each.
+
+    The host starts when the device does. The list is empty if it does not wait for the device, and
+    so is ahead.
+    """
+    if not scenario.strategy.engine.awaits_device:
+        return []
+    factor = scenario.machine.kernels.issue_factor.value
+    seconds = [host_seconds([p], table, scenario.issue_seconds, factor) for p in phases[:-1]]
+    return list(accumulate(seconds, initial=np.zeros(len(table))))
 
 
 def n_awaited_ranks(phases: Iterable[Phase], table: CandidateTable) -> Array:

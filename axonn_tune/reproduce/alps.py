@@ -39,9 +39,16 @@ def megatron_on_alps(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 
 def _search(row: Row, machine: Machine, engine: Engine) -> Search:
-    """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself."""
+    """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself.
+
+    With each micro-batch, the tensor ranks of core_v0.16.1 and 0.17 are told how many sequences are
+    packed in it, for which the host waits (training/utils.py, _broadcast_cu_seqlens). It does not
+    wait for the loss (--no-check-for-nan-in-loss-and-grad in launch.sh and launch-mp.sh).
+    """
     strategy = megatron_of(
-        replace(engine, attention_library=row["attention"]), n_virtual=(1,), fp32_gradients=False
+        replace(engine, attention_library=row["attention"], awaits_device=True),
+        n_virtual=(1,),
+        fp32_gradients=False,
     )
     job = Job(
         int(row["gpus"]),

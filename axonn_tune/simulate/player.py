@@ -49,6 +49,7 @@ def play(
     interference: Interference,
     least_seconds: Array | float = 0.0,
     sharing: LaneSharing = ALIKE,
+    issued_seconds: Sequence[Array] = (),
 ) -> Played:
     """Play the program from idle streams until all are idle again.
 
@@ -65,6 +66,9 @@ def play(
         Least time that the links which lanes share need.
     sharing : LaneSharing
         What the candidates do not share of the program's lanes.
+    issued_seconds : sequence of array, shape (C,)
+        Times at which the host has issued all phases before each one, which starts no earlier;
+        empty if the host is ahead.
     """
     zeros = np.zeros(shape)
     state = _State(zeros, zeros, dict.fromkeys(program.lanes, zeros))
@@ -77,6 +81,8 @@ def play(
             for instruction in phase.instructions
         ]
         playable = _Playable(phase, durations, interference, sharing)
+        if issued_seconds:
+            state.compute = np.maximum(state.compute, issued_seconds[i])
         _play_repeated(playable, repeats, state, needed)
     end = np.maximum(_latest([state.compute, *state.lane.values()]), least_seconds)
     return Played(end, state.idle + (end - state.compute))

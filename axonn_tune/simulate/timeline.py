@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeAlias
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.player import REPEAT_TOLERANCE
 from axonn_tune.simulate.program import AxisLanes, is_between_two, lane_of
-from axonn_tune.spec.plan import Operation, Phase, Transfer
+from axonn_tune.spec.measurement import HOST
+from axonn_tune.spec.plan import HostWork, Operation, Phase, Transfer
 
 COMPUTE_LANE = 0
 
@@ -49,6 +50,7 @@ def timeline(
     axis_lanes: AxisLanes,
     interference: Interference,
     least_seconds: float = 0.0,
+    issued_seconds: Sequence[float] = (),
 ) -> list[Event]:
     """Return every operation of all repeats, from idle streams until all are idle again.
 
@@ -56,9 +58,14 @@ def timeline(
     as that ran in it, then to the collective that this one had followed, and so on. The time in
     which collectives still run after the last kernel is charged in the same way. If the links
     that lanes share need longer, the last collective ends after `least_seconds`.
+
+    If the host is not ahead, `issued_seconds` are the times at which it has issued all phases
+    before each one. Where the compute stream waits for that, it has work of the host.
     """
     recording = _Recording(interference)
-    for phase in phases:
+    for i, phase in enumerate(phases):
+        if issued_seconds:
+            recording.await_host(phase.name, issued_seconds[i])
         issues = _issues(phase, seconds_of, axis_lanes)
         for _ in range(phase.common_repeats):
             recording.play(phase.name, issues)
@@ -88,6 +95,7 @@ def summed(
     axis_lanes: AxisLanes,
     interference: Interference,
     least_seconds: float = 0.0,
+    issued_seconds: Sequence[float] = (),
 ) -> tuple[dict[str, Sum], float]:
     """Return the events of `timeline` added up by the name of their operation, and the last end.
 
@@ -96,7 +104,9 @@ def summed(
     """
     recording = _Recording(interference)
     skipped: list[tuple[Sum, int]] = []
-    for phase in phases:
+    for i, phase in enumerate(phases):
+        if issued_seconds:
+            recording.await_host(phase.name, issued_seconds[i])
         issues = _issues(phase, seconds_of, axis_lanes)
         remaining = _play_until_alike(recording, phase, issues)
         if remaining:
@@ -255,6 +265,13 @@ class _Recording:
             if not is_between_two(operation):
                 self._busy_until = max(self._busy_until, start + seconds)
             self.events.append(Event(phase, operation, lane, start, start + seconds))
+
+    def await_host(self, phase: str, until: float) -> None:
+        """Let the compute stream stand still until the host has issued all before a phase."""
+        if until > self.compute_free:
+            work = HostWork(HOST, until - self.compute_free)
+            self.events.append(Event(phase, work, COMPUTE_LANE, self.compute_free, until))
+            self.compute_free = until
 
     def skip(self, seconds: float, last_repeat: int) -> None:
         """Let repeats pass that are not recorded; after them, the same runs as before.

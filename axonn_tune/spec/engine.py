@@ -694,6 +694,9 @@ class Engine:
     stage_wait_seconds
         Time for which the host waits in each collective of a stage, for each rank of the group,
         where the pipeline spans several nodes; None for none.
+    awaits_device
+        Whether the host waits for the device before each micro-step or pass, and so issues nothing
+        of it ahead.
     memory
         Where it holds other amounts of memory than fused kernels would.
     offload
@@ -722,6 +725,7 @@ class Engine:
     mixture_issue_seconds: Quantity | None = None
     expert_issue_seconds: Quantity | None = None
     stage_wait_seconds: Quantity | None = None
+    awaits_device: bool = False
     memory: MemoryForm = MemoryForm()
     offload: OffloadProgram | None = None
     axonn: AxonnProgram = AxonnProgram()

@@ -19,6 +19,7 @@ from axonn_tune.cost.prices import (
     KernelPrices,
     Links,
     host_seconds,
+    issued_seconds,
     lanes,
     n_awaited_ranks,
 )
@@ -252,6 +253,7 @@ class _PlayedChunk:
             interference(self._evaluators[0].scenario.machine),
             least.ravel(),
             sharing,
+            self._issued_seconds(part),
         )
         seconds, exposed = (
             played.seconds.reshape(least.shape),
@@ -285,6 +287,15 @@ class _PlayedChunk:
                 for each in prices
             ]
         )
+
+    def _issued_seconds(self, part: Part) -> list[Array]:
+        """Return when the host has issued all phases before each one, on all machines in turn."""
+        table = self._schedules.table
+        of_machines = (issued_seconds(e.scenario, part.phases, table) for e in self._evaluators)
+        return [
+            _on_machines([seconds[self._rows] for seconds in of_phase]).ravel()
+            for of_phase in zip(*of_machines, strict=True)
+        ]
 
     def _host_seconds(self, scenario: Scenario, part: Part) -> Size:
         """Return how long the host needs to issue a part."""

@@ -13,6 +13,7 @@ from axonn_tune.cost.prices import (
     CollectivePrices,
     KernelPrices,
     host_seconds,
+    issued_seconds,
     lanes,
     n_awaited_ranks,
 )
@@ -28,6 +29,7 @@ from axonn_tune.simulate.pipeline import (
 from axonn_tune.simulate.program import AxisLanes, group_of
 from axonn_tune.simulate.timeline import Event, Sum, summed, timeline
 from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.measurement import HOST
 from axonn_tune.spec.measurement import Operation as MeasuredOperation
 from axonn_tune.spec.plan import (
     COMPUTE,
@@ -80,7 +82,7 @@ class PlayedPart:
 
     @property
     def host_seconds(self) -> float:
-        """The time by which the host holds up the part."""
+        """The time by which the host ends later than all events of the part."""
         return self.seconds - max((event.end_seconds for event in self.events), default=0.0)
 
 
@@ -200,6 +202,7 @@ class PricedPlan:
         self._kernels = KernelPrices.of(scenario)
         self._seconds: dict[tuple[str, str], list[float]] = {}
         self._least: dict[tuple[str, int | None], tuple[Array, Array]] = {}
+        self._issued: dict[tuple[str, int | None], list[Array]] = {}
 
     def seconds_of(self, operation: Operation) -> list[float]:
         """Return the price of an operation by row; those of one name and group cost the same."""
@@ -230,6 +233,14 @@ class PricedPlan:
                 of_host = of_host + n_awaited_ranks(phases, self.table) * wait_seconds
             self._least[key] = self._collectives.least_seconds(phases), of_host
         return self._least[key]
+
+    def issued_seconds(self, part: Part, most_layers: int | None) -> list[Array]:
+        """Return when the host has issued all phases of a part before each one, shape (C,) each."""
+        key = (part.name, most_layers)
+        if key not in self._issued:
+            phases = shortened_phases(part, most_layers)
+            self._issued[key] = issued_seconds(self._scenario, phases, self.table)
+        return self._issued[key]
 
 
 def shortened_phases(part: Part, most_layers: int | None) -> tuple[Phase, ...]:
@@ -295,15 +306,24 @@ class Player:
     def play(self, part: Part, repeats: int) -> PlayedPart:
         """Play a part from idle streams to idle streams."""
         of_links, of_host = self._least_seconds(part)
-        events = timeline(self.phases(part), *self._conditions, of_links)
+        issued = self._issued_seconds(part)
+        events = timeline(self.phases(part), *self._conditions, of_links, issued)
         end = max((event.end_seconds for event in events), default=0.0)
         return PlayedPart(events, repeats, max(of_host, end))
 
     def summed(self, part: Part, repeats: float) -> SummedPart:
         """Play a part and add up its events."""
         of_links, of_host = self._least_seconds(part)
-        sums, end = summed(self.phases(part), *self._conditions, of_links)
-        return SummedPart(sums, repeats, max(of_host - end, 0.0))
+        issued = self._issued_seconds(part)
+        sums, end = summed(self.phases(part), *self._conditions, of_links, issued)
+        awaited = sums.pop(HOST, None)
+        of_host = max(of_host - end, 0.0) + (awaited.seconds if awaited else 0.0)
+        return SummedPart(sums, repeats, of_host)
+
+    def _issued_seconds(self, part: Part) -> list[float]:
+        """Return when the host has issued all phases of a part before each one."""
+        issued = self._priced.issued_seconds(part, self._most_layers)
+        return [number(seconds, self.row) for seconds in issued]
 
     def _least_seconds(self, part: Part) -> tuple[float, float]:
         """Return the least times that the links and the host need for a part."""

@@ -123,3 +123,34 @@ def test_what_is_awaited_ends_as_late_as_it_was_delayed(alone, end, other_lane):
     at_once = play(program, (1,), seconds_of, lambda index: seconds_of([index]), slower)
     assert at_once.seconds == pytest.approx([end + 1.0])
     assert at_once.exposed_seconds == pytest.approx([end - 7.0 + (1.5 if other_lane else 0.0)])
+
+
+def test_a_phase_waits_for_the_host_and_hides_collectives_meanwhile():
+    """The host issues the second phase at 6: a kernel of 1 second, and 4 of a collective beside."""
+    phases = [
+        Phase("p", (kernel("k"), collective("c", "a"))),
+        Phase("q", (kernel("l", "c"),)),
+    ]
+    seconds = {"k": 1.0, "c": 4.0, "l": 2.0}
+
+    def seconds_of(indices):
+        operations = [phases[i].operations[j] for i, j in indices]
+        return np.array([sum(seconds[op.name] for op in operations)])
+
+    for issued, end, exposed in [(0.0, 7.0, 4.0), (3.0, 7.0, 2.0), (6.0, 8.0, 0.0)]:
+        events = timeline(
+            phases, lambda op: seconds[op.name], LANES, NONE, issued_seconds=[0.0, issued]
+        )
+        assert events[-1].end_seconds == end
+        assert sum(event.exposed_seconds for event in events) == exposed
+        waits = [event.seconds for event in events if event.operation.name == "host"]
+        assert waits == ([issued - 1.0] if issued > 1.0 else [])
+        together = play(
+            compile_program(phases, LANES),
+            (1,),
+            seconds_of,
+            lambda index: seconds_of([index]),
+            NONE,
+            issued_seconds=[np.zeros(1), np.array([issued])],
+        )
+        assert (together.seconds, together.exposed_seconds) == (end, exposed)
