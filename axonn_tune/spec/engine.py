@@ -170,6 +170,9 @@ class MegatronProgram:
     fills_buckets
         Whether a bucket ends with the weight that fills it, so that large weights make it larger.
         Megatron-Core's do, too, but few of its weights are larger than its buckets.
+    copies_to_buckets
+        Whether each gradient is copied into its bucket and back while a backward pass reduces
+        gradients, as torch's DistributedDataParallel does unless gradients are views of buckets.
     checks_gradients
         Whether the norm of gradients is formed before they are reduced, to find NaN
         (check_for_nan_in_grad).
@@ -186,6 +189,9 @@ class MegatronProgram:
         those of another type are copied, which a kernel unscales in fp16, and whether another
         kernel copies updated weights to the model (Float16OptimizerWithFloat16Params, and
         DistributedOptimizer but for its precision-aware form).
+    launches_per_weight
+        Whether each weight has kernels of its own that add up its gradient, form the norm of the
+        sum, clip it and update the weight, instead of one for all weights.
     view_seconds
         Time of the host for each replica's part of a weight whose update is gathered, where the
         parts are copied one by one out of the buffer of each replica and the device stands still
@@ -255,11 +261,13 @@ class MegatronProgram:
     bucket_elements_per_replica: float = 1e6
     buckets_without_overlap: bool = False
     fills_buckets: bool = False
+    copies_to_buckets: bool = False
     checks_gradients: bool = False
     overlaps_sharded: bool = True
     sums_sharded: bool = False
     scales_gradients: bool = False
     has_main_gradients: bool = False
+    launches_per_weight: bool = False
     view_seconds: Quantity | None = None
     scatters_transfers: bool = True
     reruns_attention: bool = False

@@ -460,7 +460,8 @@ class MegatronCommunication(SequenceParallel):
 
         No product forms the embedding's gradient, so that a kernel adds it in any case
         (Megatron-Core 23e00ed0, distributed_data_parallel.py, _make_backward_post_hook). Where
-        gradients are sharded, add what the last reductions have brought to the shards.
+        gradients are sharded, add what the last reductions have brought to the shards. Copies to
+        buckets and back count here, although they are made beside the backward pass.
         """
         if self.options.shards_gradients:
             self._add_shards(host)
@@ -477,8 +478,12 @@ class MegatronCommunication(SequenceParallel):
         # Sharded gradients are only converted here; `_add_shards` adds them.
         n_passes = 2.0 - self._shares_gradients
         nbytes = stored * (self.shapes.element_bytes + n_passes * self._gradient_bytes)
-        nbytes = nbytes / self.shapes.table.n_virtual
-        host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes, "add")
+        n_virtual = self.shapes.table.n_virtual
+        n_sums = np.maximum(self._n_launched / n_virtual, 1.0)
+        if self.sync and self.options.engine.megatron.copies_to_buckets:
+            copied_bytes = 4.0 * self._has_replicas * stored * self.shapes.element_bytes
+            host.memory_bound("gradient.buckets", copied_bytes / n_virtual, "copy", 2.0 * n_sums)
+        host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes / n_virtual, "add", n_sums)
 
     def _autocast(self, host: HostProgram, n_elements: Array) -> None:
         """Cast weights from fp32, their gradients to fp32, and add these, in a kernel for each.
@@ -544,6 +549,19 @@ class MegatronCommunication(SequenceParallel):
         return self._stored_outside() if self._is_overlapped else self._dense
 
     @cached_property
+    def _n_weights(self) -> Array:
+        """The number of weights, gains and biases that the first stage trains."""
+        model = self.shapes.model
+        n_of_block = len(model.block_linears) + model.n_vectors / model.n_layers
+        has_own_head = self._has_head & (not model.tied_embeddings)
+        return 1 + has_own_head + self._n_layers * n_of_block
+
+    @property
+    def _n_launched(self) -> Size:
+        """The number of kernels that do the same for all gradients or weights."""
+        return self._n_weights if self.options.engine.megatron.launches_per_weight else 1.0
+
+    @cached_property
     def _matrices(self) -> Array:
         """The number of elements of the matrices that the first stage trains."""
         trains_weights = self.shapes.job.trains_weights
@@ -587,6 +605,7 @@ class MegatronCommunication(SequenceParallel):
             clipped=stored if options.engine.megatron.sums_sharded else owned,
             states=options.states(self.shapes.job),
             has_main_gradients=options.engine.megatron.has_main_gradients,
+            n_tensors=self._n_launched,
         )
 
     def _gather_updated(self, host: HostProgram, updated: tuple[str, ...]) -> None:
@@ -625,10 +644,8 @@ class MegatronCommunication(SequenceParallel):
         view_seconds = self.options.engine.megatron.view_seconds
         if view_seconds is None:
             return
-        model = self.shapes.model
-        n_of_block = len(model.block_linears) + model.n_vectors / model.n_layers
-        n_weights = (1 + self._has_head) + self._n_layers * n_of_block
-        n_parts = n_weights * self.shapes.table.size(self.options.replicas) * self._has_replicas
+        n_replicas = self.shapes.table.size(self.options.replicas)
+        n_parts = self._n_weights * n_replicas * self._has_replicas
         host.idle(names.views("weights"), n_parts * view_seconds.value)
 
     def _cast_updated(self, host: HostProgram) -> None:

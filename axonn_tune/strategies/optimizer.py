@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from axonn_tune.spec import names
 from axonn_tune.spec.engine import HOST_COPIES, OffloadProgram
 from axonn_tune.spec.job import MOMENT_BYTES, Job
-from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array
+from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES
 
@@ -99,6 +99,7 @@ def clip_and_update(
     clipped: Array | None = None,
     states: States | None = None,
     has_main_gradients: bool = False,
+    n_tensors: Size = 1.0,
 ) -> tuple[str, ...]:
     """Form the norm of the gradients, clip them, and let the optimizer update the weights.
 
@@ -125,6 +126,8 @@ def clip_and_update(
     has_main_gradients : bool
         Whether an optimizer on the GPU with fp32 states has fp32 gradients of its own, too, and
         other kernels copy gradients to it and weights from it.
+    n_tensors : array_like, shape (C,)
+        Number of tensors that each have kernels of their own for norm, clipping and update.
 
     Returns
     -------
@@ -141,14 +144,14 @@ def clip_and_update(
     if offload is not None and offload.weights:
         host.host_kernel(names.GRADIENT_NORM, owned * FP32_BYTES)
     else:
-        host.memory_bound(names.GRADIENT_NORM, clipped * gradient_bytes, "reduce")
+        host.memory_bound(names.GRADIENT_NORM, clipped * gradient_bytes, "reduce", n_tensors)
     for name, group in norm_sums.items():
         host.run(name, "all_reduce", FP32_BYTES, group)
     in_optimizer = in_optimizer and offload is None
     if offload is not None and offload.gradients:
         host.host_kernel(names.GRADIENT_CLIP, 2.0 * owned * FP32_BYTES)
     elif not in_optimizer:
-        host.memory_bound(names.GRADIENT_CLIP, 2.0 * clipped * gradient_bytes, "scale")
+        host.memory_bound(names.GRADIENT_CLIP, 2.0 * clipped * gradient_bytes, "scale", n_tensors)
     if offload is not None:
         return _update_on_host(host, job, owned, cleared_bytes, offload)
     # The optimizer reads the gradient, reads and writes the states and writes the weight; without
@@ -158,7 +161,8 @@ def clip_and_update(
         weight_bytes = 0.0
     update_bytes = gradient_bytes * (2.0 if in_optimizer else 1.0)
     update_bytes += 2.0 * states.nbytes + (0.0 if is_main else weight_bytes)
-    host.memory_bound(names.OPTIMIZER_STEP, owned * update_bytes + cleared_bytes, "optimizer")
+    nbytes = owned * update_bytes + cleared_bytes
+    host.memory_bound(names.OPTIMIZER_STEP, nbytes, "optimizer", n_tensors)
     if is_main:
         host.memory_bound(names.WEIGHTS_MAIN, owned * (FP32_BYTES + weight_bytes), "copy")
     return ()

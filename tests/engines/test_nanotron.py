@@ -4,11 +4,16 @@ The functions below call torch as nanotron's Llama does (models/llama.py at 67c5
 flash-attention stand for themselves.
 """
 
+from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 from build import can_run, collectives, layout_of, number, operations, plan_of
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from worlds import llama
 
@@ -16,7 +21,7 @@ from axonn_tune.io.presets import load_engine, load_machine
 from axonn_tune.runtime.rehearsal.kernels import kernel_of
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.plan import HostWork
+from axonn_tune.spec.plan import HostWork, MemoryBound
 from axonn_tune.spec.rehearsal import OtherKernel
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
@@ -197,6 +202,110 @@ def test_every_replica_clips_all_sums_of_gradients_although_it_updates_a_part():
     planned = {op.name: number(op.nbytes) for op in end if op.name.startswith("gradient.")}
     in_plan = planned["gradient.norm"] + planned["gradient.clip"]
     assert in_plan == pytest.approx(counted, rel=1e-3)
+
+
+def launched(function, *arguments):
+    """How many kernels of each name a function launches."""
+    with Kernels() as mode:
+        function(*arguments)
+    return Counter(kernel.name for kernel in mode.found)
+
+
+def add_up(gradients, sums):
+    """nanotron's accumulation after a backward pass (optim/gradient_accumulator.py)."""
+    for gradient, of_weight in zip(gradients, sums, strict=True):
+        of_weight.add_(gradient)
+
+
+def update(optimizer, masters, weights):
+    """A step of nanotron's optimizer: torch's, and then a copy of each weight to bf16."""
+    optimizer.step()
+    with torch.no_grad():
+        for weight, master in zip(weights, masters, strict=True):
+            weight.copy_(master)
+
+
+def kernels_in_plan(distributed_optimizer, is_tied=False):
+    """The kernels of a micro-step, of the last one, and of the end of a step, by name."""
+    model = replace(MODEL, tied_embeddings=is_tied)
+    strategy = megatron_of(ENGINE, (1,), distributed_optimizer=distributed_optimizer)
+    plan = ENGINE.as_run(plan_of(strategy, model, Job(4, 16, 64), data=4))
+    parts = plan.microstep, plan.sync_microstep or plan.microstep, plan.step_end
+    return [
+        {op.name: op for op in operations(part) if isinstance(op, MemoryBound)} for part in parts
+    ]
+
+
+def n_launches(kernels, name):
+    return number(kernels[name].n_launches)
+
+
+@pytest.mark.parametrize("distributed_optimizer", [False, True])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_each_weight_is_added_clipped_and_updated_by_itself(distributed_optimizer, is_tied):
+    """Each weight is a group of the optimizer (helpers.py, merge_named_param_groups)."""
+    # A block has four weights and two norms; besides there are embedding, head and final norm.
+    n_weights = MODEL.n_layers * 6 + 3 - is_tied
+    masters = [torch.zeros(8, requires_grad=True) for _ in range(n_weights)]
+    weights = [torch.zeros(8, dtype=torch.bfloat16) for _ in masters]
+    optimizer = torch.optim.AdamW([{"params": [master]} for master in masters], fused=True)
+    for master in masters:
+        master.grad = torch.ones_like(master)
+    gradients = [master.grad for master in masters]
+    optimizer.step()
+    adding = launched(add_up, weights, gradients)
+    clipping = launched(clip, gradients, 1.0)
+    updating = launched(update, optimizer, masters, weights)
+    usual, last, end = kernels_in_plan(distributed_optimizer, is_tied)
+    for microstep in (usual, last):
+        assert n_launches(microstep, "gradient.accumulate") == adding.total()
+    # The norm of all norms is one more kernel, and the plan leaves it out.
+    assert n_launches(end, "gradient.norm") == clipping["linalg_vector_norm"] - 1
+    assert n_launches(end, "gradient.clip") == clipping["mul_"]
+    assert n_launches(end, "optimizer.step") == updating.total()
+
+
+@contextmanager
+def one_rank():
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def add_bucket(sums, bucket):
+    """nanotron's hook (optim/gradient_accumulator.py, get_fp32_accum_hook), without the sum."""
+    add_up(bucket.gradients(), sums)
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def test_torch_copies_each_gradient_to_its_bucket_and_back_in_the_last_backward_pass():
+    n_layers, width = 5, 8
+    layers = [
+        torch.nn.Linear(width, width, bias=False, dtype=torch.bfloat16) for _ in range(n_layers)
+    ]
+    with one_rank():
+        model = DistributedDataParallel(torch.nn.Sequential(*layers))
+        model.register_comm_hook([torch.zeros(width, width) for _ in layers], add_bucket)
+        output = model(torch.ones(2, width, dtype=torch.bfloat16)).sum()
+        with Kernels() as backward:
+            output.backward()
+    copies, sums = (
+        [kernel for kernel in backward.found if kernel.name == name] for name in ("copy_", "add_")
+    )
+    assert (len(copies), len(sums)) == (2 * n_layers, n_layers)
+    # What a copy writes counts twice in torch's own list, as its argument and as its result.
+    copied_bytes = sum(kernel.nbytes for kernel in copies) * 2.0 / 3.0
+    usual, last, _ = kernels_in_plan(distributed_optimizer=False)
+    buckets = last["gradient.buckets"]
+    assert n_launches(last, "gradient.buckets") == 2 * n_launches(last, "gradient.accumulate")
+    of_parameter = number(buckets.nbytes) / MODEL.parameters
+    assert of_parameter == pytest.approx(copied_bytes / (n_layers * width**2), rel=1e-3)
+    assert "gradient.buckets" not in usual
+    assert "gradient.buckets" not in kernels_in_plan(distributed_optimizer=True)[1]
 
 
 def gather_parts(weights, n_replicas):
