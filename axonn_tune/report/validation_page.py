@@ -364,7 +364,7 @@ nanotron ran, which writes down the memory of rank 0 alone (helpers.py, write_to
 must be what the allocator has reserved when the third step ends: peaks are reset after the passes
 of a step (log_memory), so that what was allocated could not grow with the micro-batch, as the
 number does. Nothing is fitted: an engine's file counts the bytes in its code. Without the assumed
-fragmentation, what Megatron-Core allocates on B200 is met within 0.5 % in the mean (a test holds
+fragmentation, what Megatron-Core allocates on B200 is met within 0.6 % in the mean (a test holds
 it). nanotron's rows scatter: layouts that differ in their number of replicas only, and that must
 hold the same, were measured 4 % from their median in the mean, and up to 78 % apart. Their
 allocator also holds what it has reserved for tensors that are gone, but that the GPU has yet to

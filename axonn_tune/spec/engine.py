@@ -234,7 +234,8 @@ class MegatronProgram:
         sums overlap with these products (fp8_buf of --tp-comm-overlap-cfg).
     copies_heads
         Whether heads are copied out of the product that forms queries, keys and values group by
-        group, and the gradients of the three joined for its backward pass.
+        group, and the gradients of the three joined for its backward pass. Values of latent
+        attention are copied out of the product that forms them beside parts of keys.
     one_queue
         Whether all kernels wait in one queue where the GPU and the layout ask for it
         (`Gpu.one_queue`). The kernels of a CUDA graph wait only for what they need.

@@ -87,6 +87,16 @@ def adapter_sum(owner: str) -> str:
     return f"{owner}.adapter_sum"
 
 
+def joined(owner: str) -> str:
+    """Return the name of the kernel that joins columns which came from several ranks."""
+    return f"{owner}.joined"
+
+
+def parted(owner: str) -> str:
+    """Return the name of the kernels that copy the columns of one rank out of a gradient."""
+    return f"{owner}.parted"
+
+
 def scaled(owner: str) -> str:
     """Return the name of the kernel that scales an adapter's output, or its gradient."""
     return f"{owner}.scale"

@@ -5,7 +5,10 @@ group that split the layer also split A and B, as Megatron-Bridge does (067f987d
 `ParallelLinearAdapter`): both by their columns, except that A is split by its rows where the layer
 splits its input. The few hidden features between A and B are gathered, or summed. A layer whose
 output is summed needs all columns of its adapter's output, so that these are gathered; with
-sequence parallelism each rank then keeps its own tokens.
+sequence parallelism each rank then keeps its own tokens. A message holds the columns of one rank
+after those of another, so that a kernel joins what was gathered, and the backward pass copies a
+rank's columns out of the gradient (Megatron-LM d98e8a64, core/tensor_parallel/mappings.py,
+`_gather_along_last_dim` and `_split_along_last_dim`).
 
 With FSDP, B of such a layer is instead split by its rows. A rank then takes only its part of the
 hidden features, and its product is summed together with its part of the layer's output
@@ -122,9 +125,12 @@ class AdapterPasses:
         kind = adapter.hidden_kind
         name = names.collective(inner, kind)
         host.run(name, kind, self._hidden_bytes(adapter), adapter.hidden_axis)
+        if self._copies_hidden(adapter):
+            self._join(host, inner, self._hidden_bytes(adapter))
         host.gemm(names.gemm(outer), tokens, adapter.n, adapter.rank, "NN")
         if adapter.splits_more:
             self._exchange(host, outer, adapter)
+            self._join(host, outer, self._exchanged_bytes(adapter))
         self._scale(host, outer, adapter)
         self._add(host, owner, self._output_bytes(adapter))
 
@@ -142,8 +148,8 @@ class AdapterPasses:
         inner, outer = names.adapter_in(owner), names.adapter_out(owner)
         tokens, k = adapter.layer.tokens, adapter.layer.k
         self._scale(host, outer, adapter)
-        if adapter.splits_more and np.any(np.asarray(self.shapes.residual_split) > 1.0):
-            self._exchange(host, outer, adapter)
+        if adapter.splits_more:
+            self._exchange_gradient(host, outer, adapter)
         host.gemm(names.gemm_input(outer), tokens, adapter.rank, adapter.n, "NT")
         kind, axis = adapter.gradient_kind, adapter.gradient_axis
         name = names.collective(outer, kind)
@@ -151,6 +157,8 @@ class AdapterPasses:
         host.gemm(names.gemm_weight(outer), adapter.rank, adapter.n, tokens, "TN")
         if axis and not self.shapes.x_axis:
             host.wait(name)
+        if self._copies_hidden(adapter):
+            self._part(host, inner, self._hidden_bytes(adapter) / self.shapes.y)
         host.gemm(names.gemm_input(inner), tokens, k, adapter.hidden, "NT")
         if axis and self.shapes.x_axis:
             host.wait(name)
@@ -169,13 +177,55 @@ class AdapterPasses:
         split = self.shapes.residual_split if adapter.splits_more else 1.0
         return adapter.layer.output_bytes / split
 
+    def _copies_hidden(self, adapter: AdapterShape) -> bool:
+        """Return whether kernels join gathered hidden features, and part their gradient.
+
+        DTensor's copies beside FSDP are not counted.
+        """
+        return adapter.hidden_kind == "all_gather" and not self.shapes.sums_adapters
+
     def _exchange(self, host: HostProgram, owner: str, adapter: AdapterShape) -> None:
         """Gather all columns of the output, or exchange columns for tokens."""
-        nbytes = adapter.layer.output_bytes
-        kind = "all_gather"
-        if self.shapes.exchanges_adapters:
-            kind, nbytes = "all_to_all", nbytes / self.shapes.y
+        kind = "all_to_all" if self.shapes.exchanges_adapters else "all_gather"
+        nbytes = self._exchanged_bytes(adapter)
         host.run(names.collective(owner, kind), kind, nbytes, self.shapes.y_axis)
+
+    def _exchange_gradient(self, host: HostProgram, owner: str, adapter: AdapterShape) -> None:
+        """Bring a rank's columns of the output's gradient together for all tokens.
+
+        Where columns were exchanged for tokens, kernels part those of the rank's own tokens for
+        each rank, and one joins what comes back (Megatron-Bridge 067f987d, peft/utils.py,
+        `_All2AllHp2Sp`). Else all columns of all tokens are gathered, unless each rank has them,
+        and one kernel copies the rank's own.
+        """
+        own_bytes = adapter.layer.output_bytes / self.shapes.y
+        if self.shapes.exchanges_adapters:
+            self._part(host, owner, own_bytes, self.shapes.y)
+            self._exchange(host, owner, adapter)
+            self._join(host, owner, own_bytes)
+            return
+        if np.any(np.asarray(self.shapes.residual_split) > 1.0):
+            self._exchange(host, owner, adapter)
+        self._part(host, owner, own_bytes)
+
+    def _exchanged_bytes(self, adapter: AdapterShape) -> Array:
+        """Return the bytes of a message with columns of the output, or of its gradient."""
+        split = self.shapes.y if self.shapes.exchanges_adapters else 1.0
+        return adapter.layer.output_bytes / split
+
+    def _join(self, host: HostProgram, owner: str, nbytes: Array) -> None:
+        """Join the parts that came from several ranks into one tensor of `nbytes`."""
+        host.memory_bound(names.joined(owner), 2.0 * self._is_split * nbytes, "copy")
+
+    def _part(self, host: HostProgram, owner: str, nbytes: Array, n_parts: Size = 1.0) -> None:
+        """Copy `nbytes` of columns out of a gradient, in kernels that handle single elements."""
+        copied = 2.0 * self._is_split * nbytes
+        host.memory_bound(names.parted(owner), copied, "copy", n_parts, strided_bytes=copied)
+
+    @property
+    def _is_split(self) -> np.ndarray:
+        """Whether ranks split the columns of adapters at all, shape (C,)."""
+        return np.asarray(self.shapes.y) > 1.0
 
     def _scale(self, host: HostProgram, owner: str, adapter: AdapterShape) -> None:
         """Scale the adapter's output, or its gradient."""

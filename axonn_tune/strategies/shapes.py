@@ -151,6 +151,9 @@ class Shapes:
         where they do not add.
     casts_in_activations : bool
         Whether the kernels of an MLP's activation prepare the cast of what they form.
+    copies_heads : bool
+        Whether heads are copied out of the products that form them, where attention cannot read
+        them in place.
     attention_format : str
         Format of the operands of attention; empty for the job's type.
     vocab_size : array, shape (C,), or None
@@ -187,6 +190,7 @@ class Shapes:
     sums_adapters: bool = False
     gradient_sum_bytes: float = 0.0
     casts_in_activations: bool = False
+    copies_heads: bool = False
     attention_format: str = ""
     vocab_size: Array | None = None
     memory: MemoryForm = IDEAL.memory
@@ -513,15 +517,21 @@ class Shapes:
     def up_projected_bytes(self) -> Array | float:
         """The bytes of all that latent attention forms from its latent vectors before attention.
 
-        These are the vectors after their norms, queries, keys and values, and whole keys, in which
-        the part that carries the position is repeated for each head.
+        These are the vectors after their norms, queries, whole keys, in which the part that carries
+        the position is repeated for each head, and values. Values that are a part of what one
+        product forms keep all of it, the content of keys included, unless they are copied out of it
+        (Megatron-LM d98e8a64, core/transformer/multi_latent_attention.py,
+        `qkv_up_proj_and_rope_apply`; core/fusions/fused_mla_yarn_rope_apply.py saves angles only).
         """
         latent = self.model.latent_attention
         if latent is None:
             return 0.0
-        keys = self.tokens * (self.model.n_heads * latent.query_dim * self.element_bytes) / self.y
+        heads_bytes = self.tokens * (self.model.n_heads * self.element_bytes) / self.y
         queries = self.linears["q_up"].output_bytes
-        return self.latent_bytes + queries + keys + self.linears["kv_up"].output_bytes
+        with_values = self.linears["kv_up"].output_bytes
+        if self.copies_heads:
+            with_values = heads_bytes * latent.value_dim
+        return self.latent_bytes + queries + heads_bytes * latent.query_dim + with_values
 
     @cached_property
     def latent_bytes(self) -> Array | float:

@@ -2,9 +2,15 @@
 
 import pytest
 import torch
-from engines.traffic import bf16, moved
+from build import number, plan_of
+from engines.traffic import Traffic, bf16, moved
+from worlds import llama
 
 from axonn_tune.io.presets import load_engine
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.plan import MemoryBound
+from axonn_tune.spec.tuning import Adapters
+from axonn_tune.strategies.megatron3d import Megatron3D
 
 # Importing the package warns of what it deprecates, and of packages that it does without.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -97,3 +103,71 @@ def test_limits_of_a_gate_move_what_the_engine_says(monkeypatch):
         assert counted_form(counted, fused_bytes, fused_bytes) == pytest.approx(
             form(kernel), rel=0.02
         )
+
+
+RANKS, RANK = 4, 16
+
+
+def planned_copies(layer, exchanges):
+    """Copies around the messages of an adapter in a layer's passes: all bytes, and strided ones."""
+    model = llama(
+        n_layers=1,
+        hidden_size=HIDDEN,
+        n_heads=8,
+        n_kv_heads=8,
+        ffn_hidden_size=2 * HIDDEN,
+        vocab_size=4096,
+        seq_len=TOKENS,
+    )
+    job = Job(n_gpus=RANKS, global_batch=1, seq_len=TOKENS, adapters=Adapters(RANK, (layer,)))
+    plan = plan_of(Megatron3D(exchanges_adapters=exchanges), model, job, tensor=RANKS)
+    copies = {"forward": [0.0, 0.0], "backward": [0.0, 0.0]}
+    for op in plan.operations:
+        if isinstance(op, MemoryBound) and op.name.endswith((".joined", ".parted")):
+            total = copies[op.name.split(".")[0]]
+            total[0] += number(op.nbytes)
+            total[1] += number(op.strided_bytes)
+    return copies
+
+
+class Group:
+    """Stands in for a group of ranks whose messages arrive at once."""
+
+    def size(self):
+        return RANKS
+
+    def rank(self):
+        return 1
+
+
+@pytest.mark.parametrize(("layer", "width"), [("proj", HIDDEN), ("qkv", RANK)])
+def test_gathered_columns_of_an_adapter_are_joined_and_their_gradient_parted(
+    layer, width, monkeypatch
+):
+    """Of the forward pass the bytes that the message itself writes are not those of a kernel."""
+    from megatron.core.tensor_parallel import mappings
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: "meta")
+    monkeypatch.setattr(mappings, "dist_all_gather_func", lambda *_, **__: None)
+    gather = mappings._GatherFromModelParallelRegion.apply
+    forward, backward = moved(lambda x: gather(x, Group()), bf16(TOKENS, 1, width // RANKS))
+    message_bytes = 2 * TOKENS * width
+    assert planned_copies(layer, exchanges=False) == {
+        "forward": [forward.priced_bytes - message_bytes, forward.strided_bytes],
+        "backward": [backward.priced_bytes, backward.strided_bytes],
+    }
+
+
+def exchanged(tensor, parted_axis, joined_axis):
+    """The copies of Megatron-Bridge's all-to-all, whose parts arrive as they were sent."""
+    with Traffic() as counted, torch.no_grad():
+        parts = [part.contiguous() for part in tensor.chunk(RANKS, dim=parted_axis)]
+        torch.cat(parts, dim=joined_axis)
+    return [counted.priced_bytes, counted.strided_bytes]
+
+
+def test_columns_of_an_adapter_that_are_exchanged_are_copied_once_forward_and_twice_backward():
+    assert planned_copies("proj", exchanges=True) == {
+        "forward": exchanged(bf16(TOKENS, 1, HIDDEN // RANKS), 0, -1),
+        "backward": exchanged(bf16(TOKENS // RANKS, 1, HIDDEN), -1, 0),
+    }
