@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from textwrap import fill
 from typing import Any, TypeAlias, TypeVar
 
 Item = TypeVar("Item")
@@ -60,7 +61,10 @@ def fitted_table(
         kept = [number for number, header in enumerate(headers) if header in shown]
         text = table([[row[number] for number in kept] for row in rows], shown)
     left_out = [header for header in headers if header not in shown]
-    return f"{text}\nLeft out for want of room: {', '.join(left_out)}" if left_out else text
+    if not left_out:
+        return text
+    remark = f"Left out for want of room: {', '.join(left_out)}"
+    return f"{text}\n{fill(remark, WIDTH)}"
 
 
 def _aligned(header: str, cells: Sequence[str]) -> list[str]:
