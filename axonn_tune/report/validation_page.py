@@ -216,7 +216,7 @@ GH200 holds in training is fitted to three steps of 8B on one node, and how much
 takes to issue an operation than that of a DGX H100 to three steps of 14B with at most 2,048 tokens;
 the other 25 are met within 6.6 % in the mean: 8B on two to eight nodes within 1 %, and models of 70
 to 140 billion parameters over four stages within 2 %. Those of 14B and 32B over four tensor ranks
-are predicted 3 to 18 % too short, and why is not known: their layers are so narrow that in forward
+are predicted 2 to 18 % too short, and why is not known: their layers are so narrow that in forward
 passes the host may hold the GPU up, of which a sum over both passes knows nothing. No attention was
 measured with heads of 80, which 1.5B and one of 32B have. *NeMo*: Megatron-Core on DGX H100 in bf16
 and, with delayed scales, in 8 bits (NVIDIA/dgxc-benchmarking, Apache-2.0), nothing fitted.
