@@ -38,6 +38,7 @@ from axonn_tune.spec.plan import (
     Size,
     sized,
 )
+from axonn_tune.spec.precision import TF32, TF32_FACTOR
 from axonn_tune.spec.scenario import Scenario
 
 Links: TypeAlias = Mapping[str, AxisLinks]
@@ -124,7 +125,9 @@ class KernelPrices:
         seconds = seconds / self._clock_fraction
         if gpu.training_peak_fraction is None:
             return seconds
-        peak = gpu.peak_flops_per_s[gemm.number_format or self._job.dtype].value
+        is_tf32 = gemm.number_format == TF32
+        own_format = self._job.dtype if is_tf32 else gemm.number_format or self._job.dtype
+        peak = gpu.peak_flops_per_s[own_format].value / (TF32_FACTOR if is_tf32 else 1.0)
         return np.maximum(seconds, gemm.flops / (peak * gpu.training_peak_fraction.value))
 
     def _slowdown(self, kernel: MemoryBound) -> float:
@@ -138,9 +141,11 @@ class KernelPrices:
         The operands of low products are cast into the layout that they need: these products have no
         other modes to choose from.
         """
-        if not gemm.number_format:
+        if gemm.number_format in ("", TF32):
             is_tuned = self._job.kernel_tuning
-            return self._products.seconds(gemm.m, gemm.n, gemm.k, gemm.mode, is_tuned)
+            seconds = self._products.seconds(gemm.m, gemm.n, gemm.k, gemm.mode, is_tuned)
+            more = (TF32_FACTOR - 1.0) * (gemm.number_format == TF32)
+            return seconds + more * (seconds - self._machine.kernels.launch_seconds.value)
         assert self._low_products is not None, "only a job with a recipe has low products"
         return self._low_products.seconds(gemm.m, gemm.n, gemm.k, gemm.mode, kernel_tuning=False)
 

@@ -29,6 +29,9 @@ _FITTED = {
 _WITHOUT_TENSOR_OVERLAP = ("nvfp4",)
 # Weights are stored and gathered in these (fp8_param_gather, v0.2.0 to v0.5.0).
 _STORED_FORMATS = ("mxfp8", "fp8-current")
+# Models whose router runs in fp32 (moe_router_dtype of their providers and bridges, v0.2.0 to
+# v0.6.0). Providers and recipes of the others do not set it.
+_FP32_ROUTERS = ("deepseek-v3", "kimi-k2")
 _ENGINES = {"yes": "megatron-core-graphs", "no": "megatron-core"}
 
 
@@ -39,7 +42,7 @@ def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     engines = {graphs: loaders.engine(name) for graphs, name in _ENGINES.items()}
     for row in rows:
         model, machine = models[row["model"]], machines[row["machine"]]
-        engine = _with_attention(engines[row["graphs"]], row)
+        engine = _as_recipe(engines[row["graphs"]], row)
         source = "NVIDIA-NeMo/Megatron-Bridge (Apache-2.0)"
         columns = ("model", "machine", "precision", "pipeline", "micro_batch")
         is_fitted = tuple(row[column] for column in columns) in _FITTED
@@ -62,10 +65,12 @@ def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         yield paper.run(f"{kind}{graphs}", f"{subject}, {row['release']}", search, published)
 
 
-def _with_attention(engine: Engine, row: Row) -> Engine:
-    """Return an engine with the format of attention that a recipe chooses."""
+def _as_recipe(engine: Engine, row: Row) -> Engine:
+    """Return an engine with the formats of attention and of the router that a recipe chooses."""
     is_low = row["low_attention"] == "yes"
-    return replace(engine, megatron=replace(engine.megatron, low_attention=is_low))
+    is_exact = row["model"] in _FP32_ROUTERS
+    program = replace(engine.megatron, low_attention=is_low, fp32_router=is_exact)
+    return replace(engine, megatron=program)
 
 
 def layout_search(

@@ -43,8 +43,14 @@ def _model(row: Row, loaders: Loaders) -> Model:
 
 
 def _engine(row: Row, loaders: Loaders) -> Engine:
-    """Return the engine with the facts of the benchmark's program."""
+    """Return the engine with the facts of the benchmark's program.
+
+    Scripts of DeepSeek-V3 run the router in bf16 (MOE_ROUTER_DTYPE), and pretrain.py of GPT-OSS
+    does not set its type.
+    """
     engine = loaders.engine(_ENGINES[row["graphs"]])
     is_low = row["low_attention"] == "yes"
-    program = replace(engine.megatron, low_attention=is_low, aligns_gathers=False)
+    program = replace(
+        engine.megatron, low_attention=is_low, fp32_router=False, aligns_gathers=False
+    )
     return replace(engine, megatron=program)

@@ -14,6 +14,7 @@ _MODEL = "qwen3-235b-a22b"
 def model_zoo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield measured steps; some have CUDA graphs for parts of a layer, which are not predicted."""
     model = loaders.model(_MODEL)
+    # Like the engine's, the router runs in fp32 (model_configs/benchmarking/Qwen3-235B-A22B.yaml).
     engine = loaders.engine("megatron-core")
     machines = {name: loaders.machine(name) for name in {row["machine"] for row in rows}}
     source = "yanring/Megatron-MoE-ModelZoo (MIT)"

@@ -52,15 +52,18 @@ def _as_launched(engine: Engine) -> Engine:
 
     The loss is fused (--cross-entropy-fusion-impl te). Gradients are looked through for what is no
     number and divided by the replicas, since neither --no-check-for-nan-in-loss-and-grad nor
-    --ddp-average-in-collective is given. Every expert takes a fixed number of tokens
-    (--moe-pad-expert-input-to-capacity), so that the host waits for no numbers of tokens and runs
-    ahead (Megatron-LM 23e00ed0, token_dispatcher.py, preprocess).
+    --ddp-average-in-collective is given. Without --moe-router-dtype the router runs in bf16. Every
+    expert takes a fixed number of tokens (--moe-pad-expert-input-to-capacity), so that the host
+    waits for no numbers of tokens and runs ahead (Megatron-LM 23e00ed0, token_dispatcher.py,
+    preprocess).
     """
     return replace(
         engine,
         expert_issue_seconds=None,
         memory=replace(engine.memory, logit_bytes=_LOGIT_BYTES),
-        megatron=replace(engine.megatron, checks_gradients=True, scales_gradients=True),
+        megatron=replace(
+            engine.megatron, checks_gradients=True, scales_gradients=True, fp32_router=False
+        ),
     )
 
 

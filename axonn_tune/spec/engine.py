@@ -229,6 +229,10 @@ class MegatronProgram:
         so that each micro-step casts all weights and all gradients.
     low_attention
         Whether attention runs in 8 bits where products are low (--fp8-dot-product-attention).
+    fp32_router
+        Whether the router's products run in fp32 (--moe-router-dtype fp32). The forward pass reads
+        its operands in the job's type; the backward pass casts the input and the weight to fp32,
+        and their gradients back.
     low_sums
         Layers whose outputs travel within the tensor group in the format of low products, if their
         sums overlap with these products (fp8_buf of --tp-comm-overlap-cfg).
@@ -281,6 +285,7 @@ class MegatronProgram:
     fuses_adapters: bool = False
     autocasts: bool = False
     low_attention: bool = False
+    fp32_router: bool = False
     low_sums: tuple[str, ...] = ()
     copies_heads: bool = False
     one_queue: bool = True

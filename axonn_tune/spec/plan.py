@@ -82,7 +82,8 @@ GRADIENTS_IN_FLIGHT = 2
 class Gemm:
     """An (m x k) times (k x n) product; `mode` says which operand is stored transposed.
 
-    `number_format` is the format of both operands, one of `FORMATS`, or empty for the job's type.
+    `number_format` is the format of both operands: `TF32`, one of `FORMATS`, or empty for the job's
+    type.
     """
 
     name: str

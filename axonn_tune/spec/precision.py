@@ -41,6 +41,11 @@ FORMATS = {
     # A scale of one byte for 16 elements of four bits (nvfp4.rst).
     "nvfp4": NumberFormat(0.5 + 1.0 / 16.0, ("mxfp8", "fp8", "fp8_block", "bf16", "fp16")),
 }
+# The format of products of fp32 in a job of 16 bits. Tensor cores form them at half the rate of 16
+# bits (NVIDIA's datasheets: 156 of 312 TFLOP/s on A100, 495 of 989 on H100), and all elements are
+# twice as long, so that they take twice as long as products in the job's type.
+TF32 = "tf32"
+TF32_FACTOR = 2.0
 # The format of attention in 8 bits: one scale for a tensor, as for products.
 EIGHT_BITS = "fp8"
 # All formats in which products may be priced or measured.

@@ -21,6 +21,7 @@ from axonn_tune.spec import names
 from axonn_tune.spec.blocks import Block, Experts
 from axonn_tune.spec.names import BACKWARD, COMBINE, DISPATCH, PROBABILITIES, RECOMPUTE
 from axonn_tune.spec.plan import Array, GroupedGemm, Size
+from axonn_tune.spec.precision import TF32
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Communication
 from axonn_tune.strategies.program import HostProgram
@@ -332,10 +333,30 @@ class Mixture:
             host.memory_bound(names.of_layer(chain, "choice"), score_bytes, "routing")
             return
         host.memory_bound(names.of_layer(chain, "choice"), score_bytes, "routing_backward")
-        host.gemm(names.gemm_input(owner), tokens, width, n_columns, "NT")
-        host.memory_bound(names.input_gradient(owner), 3.0 * self.sizes.own_bytes, "add")
+        self._cast_router(host, f"{owner}.to_fp32", (tokens + n_columns) * width)
+        host.gemm(names.gemm_input(owner), tokens, width, n_columns, "NT", self._router_format)
         if shapes.job.trains_weights:
-            host.gemm(names.gemm_weight(owner), width, n_columns, tokens, "TN")
+            name = names.gemm_weight(owner)
+            host.gemm(name, width, n_columns, tokens, "TN", self._router_format)
+        self._cast_router(host, f"{owner}.from_fp32", (tokens + n_columns) * width)
+        host.memory_bound(names.input_gradient(owner), 3.0 * self.sizes.own_bytes, "add")
+
+    @property
+    def _router_format(self) -> str:
+        """The format of the products that form the router's gradients; empty for the job's type."""
+        shapes = self.sizes.shapes
+        is_wider = shapes.fp32_router and shapes.element_bytes < FP32_BYTES
+        return TF32 if is_wider else ""
+
+    def _cast_router(self, host: HostProgram, name: str, n_elements: Size) -> None:
+        """Cast the router's input and weight to fp32, or their gradients from it, if it is wider.
+
+        The forward pass casts nothing: its product reads the job's type and writes fp32
+        (Megatron-LM d98e8a64, core/transformer/moe/moe_utils.py, `RouterGatingLinearFunction`).
+        """
+        if self._router_format:
+            element_bytes = self.sizes.shapes.element_bytes + FP32_BYTES
+            host.memory_bound(name, n_elements * element_bytes, "copy", n_launches=2.0)
 
     def _permute(self, host: HostProgram, chain: str, action: str) -> None:
         """Copy each token once for each of its experts, or add the copies up.

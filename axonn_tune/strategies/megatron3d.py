@@ -357,6 +357,7 @@ class Megatron3D:
             fuses_adapters=self.engine.megatron.fuses_adapters,
             gradient_sum_bytes=self.gradient_bytes(job) * self.fused_accumulation,
             casts_in_activations=self.engine.megatron.casts_in_activations,
+            fp32_router=self.engine.megatron.fp32_router,
             copies_heads=self.engine.megatron.copies_heads,
             attention_format=self._attention_format(job),
             memory=self.engine.memory,

@@ -151,6 +151,9 @@ class Shapes:
         where they do not add.
     casts_in_activations : bool
         Whether the kernels of an MLP's activation prepare the cast of what they form.
+    fp32_router : bool
+        Whether the products that form the gradients of a router run in fp32, whatever the job's
+        type.
     copies_heads : bool
         Whether heads are copied out of the products that form them, where attention cannot read
         them in place.
@@ -190,6 +193,7 @@ class Shapes:
     sums_adapters: bool = False
     gradient_sum_bytes: float = 0.0
     casts_in_activations: bool = False
+    fp32_router: bool = False
     copies_heads: bool = False
     attention_format: str = ""
     vocab_size: Array | None = None

@@ -76,6 +76,15 @@ def test_a_product_without_a_format_is_priced_as_before():
     assert low < usual
 
 
+@given(SIDES, SIDES, SIDES)
+def test_a_product_of_fp32_is_that_of_16_bits_at_half_the_rate_and_bandwidth(m, n, k):
+    half = KernelPrices(machine_with(bandwidth=5e11, bf16=PEAK / 2), JOB)
+    whole = KernelPrices(machine_with(bandwidth=1e12, bf16=PEAK), JOB)
+    expected = half.seconds(Gemm("router", m, n, k, "NN"))
+    priced = whole.seconds(Gemm("router", m, n, k, "NN", number_format="tf32"))
+    assert priced == pytest.approx(expected)
+
+
 def test_a_machine_says_which_precisions_it_has():
     machine = machine_with(fp8=2 * PEAK)
     assert machine.gpu.precisions == ("bf16", "fp8-delayed", "fp8-current")

@@ -2,13 +2,16 @@
 
 import pytest
 import torch
-from build import number, plan_of
+from build import number, operations, plan_of
 from engines.traffic import Traffic, bf16, moved
 from worlds import llama
 
 from axonn_tune.io.presets import load_engine
+from axonn_tune.spec.blocks import Experts
+from axonn_tune.spec.engine import IDEAL
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.plan import MemoryBound
+from axonn_tune.spec.plan import Gemm, MemoryBound
+from axonn_tune.spec.precision import TF32
 from axonn_tune.spec.tuning import Adapters
 from axonn_tune.strategies.megatron3d import Megatron3D
 
@@ -105,6 +108,55 @@ def test_limits_of_a_gate_move_what_the_engine_says(monkeypatch):
         )
 
 
+@pytest.mark.parametrize(
+    ("router_dtype", "engine"),
+    [(torch.float32, "megatron-core"), (torch.bfloat16, None)],
+    ids=["fp32", "bf16"],
+)
+def test_a_router_in_fp32_casts_its_operands_back_and_forth(router_dtype, engine, monkeypatch):
+    """Products of Transformer Engine read what they are given, and write the type that is asked."""
+    from megatron.core.transformer.moe import moe_utils
+
+    def product(a, b, dtype, layout, **_):
+        assert a.dtype == b.dtype
+        rows = b.shape[1] if layout == "NT" else b.shape[0]
+        columns = a.shape[0] if layout == "TN" else a.shape[1]
+        return (torch.empty(rows, columns, dtype=dtype, device="meta"),)
+
+    monkeypatch.setattr(moe_utils, "te_general_gemm", product, raising=False)
+    operands = bf16(TOKENS, HIDDEN), bf16(EXPERTS, HIDDEN)
+    passes = moved(lambda x, w: moe_utils.router_gating_linear(x, w, None, router_dtype), *operands)
+    named = [zip(each.names, each.each, strict=True) for each in passes]
+    counted = [sum(size for name, size in of_pass if name == "_to_copy") for of_pass in named]
+    model = llama(
+        n_layers=1,
+        hidden_size=HIDDEN,
+        n_heads=8,
+        n_kv_heads=8,
+        ffn_hidden_size=HIDDEN,
+        vocab_size=4096,
+        seq_len=TOKENS,
+        experts=Experts(EXPERTS, 2, HIDDEN),
+    )
+    strategy = Megatron3D(has_experts=True, engine=load_engine(engine) if engine else IDEAL)
+    kernels = operations(plan_of(strategy, model, Job(1, 1, TOKENS)).microstep)
+    planned = {
+        chain: sum(
+            number(op.nbytes)
+            for op in kernels
+            if op.name.startswith(f"{chain}.router.") and op.name.endswith("fp32")
+        )
+        for chain in ("forward", "backward")
+    }
+    assert list(planned.values()) == counted
+    formats = {
+        op.number_format
+        for op in kernels
+        if isinstance(op, Gemm) and op.name.startswith("backward.router.")
+    }
+    assert formats == {TF32 if engine else ""}
+
+
 RANKS, RANK = 4, 16
 
 
@@ -122,7 +174,7 @@ def planned_copies(layer, exchanges):
     job = Job(n_gpus=RANKS, global_batch=1, seq_len=TOKENS, adapters=Adapters(RANK, (layer,)))
     plan = plan_of(Megatron3D(exchanges_adapters=exchanges), model, job, tensor=RANKS)
     copies = {"forward": [0.0, 0.0], "backward": [0.0, 0.0]}
-    for op in plan.operations:
+    for op in operations(plan.microstep):
         if isinstance(op, MemoryBound) and op.name.endswith((".joined", ".parted")):
             total = copies[op.name.split(".")[0]]
             total[0] += number(op.nbytes)

@@ -21,7 +21,8 @@ class Traffic(TorchDispatchMode):
     """Counts the bytes that kernels read and write; views move none.
 
     Pointwise kernels that broadcast an operand or read a slice handle one element at a time. Copies
-    of these elements would move `strided_bytes`; with these instead, all move `priced_bytes`.
+    of these elements would move `strided_bytes`; with these instead, all move `priced_bytes`, and
+    the kernel of each of `names` as many as `each` says.
     """
 
     def __init__(self):
@@ -30,6 +31,7 @@ class Traffic(TorchDispatchMode):
         self.priced_bytes = 0
         self.strided_bytes = 0
         self.names = []
+        self.each = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -44,6 +46,7 @@ class Traffic(TorchDispatchMode):
             self.strided_bytes += nbytes
         self.priced_bytes += nbytes
         self.names.append(func.overloadpacket.__name__)
+        self.each.append(nbytes)
         return out
 
 

@@ -69,6 +69,7 @@ def fields_of(spec: Model, layout: Layout) -> dict[str, Any]:
         "moe_layer_freq": [int(block.has_experts) for block in spec.blocks],
         "moe_token_dispatcher_type": "alltoall",
         "moe_router_load_balancing_type": "none",
+        "moe_router_dtype": "fp32",
         "moe_enable_routing_replay": True,
         "bias_activation_fusion": spec.gated_mlp,
         "expert_model_parallel_size": layout.size(EXPERT),
