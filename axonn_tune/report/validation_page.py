@@ -216,7 +216,7 @@ GH200 holds in training is fitted to three steps of 8B on one node, and how much
 takes to issue an operation than that of a DGX H100 to three steps of 14B with at most 2,048 tokens;
 the other 25 are met within 6.3 % in the mean: 8B on two to eight nodes within 1 %, and models of 70
 to 140 billion parameters over four stages within 2 %. Those of 14B and 32B over four tensor ranks
-are predicted 3 to 16 % too short, and why is not known. In three of them the forward passes wait
+are predicted 2 to 16 % too short, and why is not known. In three of them the forward passes wait
 for the host, 2 to 4 % of the step, since with this release it waits for the GPU before each
 micro-step; in the others the GPU bounds both passes, by the prediction. No attention was
 measured with heads of 80, which 1.5B and one of 32B have. *NeMo*: Megatron-Core on DGX H100 in bf16
