@@ -27,7 +27,8 @@ from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.named import STRATEGIES, strategy_named
 from axonn_tune.strategies.switches import Switches
 from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
-from axonn_tune.strategies.zero_communication import INT4_BYTES, INT8_BYTES
+from axonn_tune.strategies.zero_communication import INT4_BYTES
+from axonn_tune.strategies.zero_gathers import INT8_BYTES
 
 MODEL = Model("m", n_layers=8, hidden_size=256, n_heads=8, vocab_size=1024, seq_len=128)
 JOB = Job(16, 32, 128)
