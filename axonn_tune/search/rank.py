@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any, Literal, TypeAlias
@@ -17,10 +17,10 @@ from axonn_tune.search.candidates import (
     executions,
     legal_layouts,
     legal_placements,
-    nearest_counts,
     no_grid_error,
     with_micro_batches,
 )
+from axonn_tune.search.no_fit import LARGEST_GPU_COUNT, nothing_fits, nothing_fits_in_host
 from axonn_tune.search.parts import (
     OrderedPart,
     Part,
@@ -36,28 +36,17 @@ from axonn_tune.search.uncertainty import N_ROWS, Uncertainty, uncertainty
 from axonn_tune.simulate.step import PlayedStep
 from axonn_tune.spec.candidates import CandidateTable, Ints, Placements, Rows
 from axonn_tune.spec.configuration import Configuration
-from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.recomputation import extent
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluation
-from axonn_tune.step.memory import (
-    fits_in_memory,
-    memory_bytes,
-)
 from axonn_tune.step.predict import predictions_of
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.spread import deviations, spread
-from axonn_tune.units import gib
 
-LARGEST_GPU_COUNT = 2**22
-# Where a model does not fit, numbers of GPUs that are so near are looked at before larger ones.
-NEAR_FRACTION = 0.1
 # Of the candidates whose kernels take the least time, as many as are wanted set a mark. Those whose
 # kernels take at most so many times as long are played first: messages often add no more.
 PROMISING_FACTOR = 1.1
-# Of many numbers only multiples of a power of two are looked at, at least so many on each side.
-LEAST_NEAR_COUNTS = 32
 MEMORY_REASON = "out of memory"
 HOST_MEMORY_REASON = "out of the host's memory"
 VARIANT_REASON = (
@@ -282,9 +271,9 @@ def _rank(search: Search) -> Ranking:
         rejected[HOST_MEMORY_REASON] = n_out_of_host
     if not search.include_oom and not any(part.fits.any() for part in parts):
         if n_out_of_host:
-            raise _nothing_fits_in_host(search, min(part.least_host_bytes for part in parts))
+            raise nothing_fits_in_host(search, min(part.least_host_bytes for part in parts))
         may_fit = any(len(part.table) for part in parts)
-        raise _nothing_fits(search, min(part.least_bytes for part in parts), may_fit)
+        raise nothing_fits(search, min(part.least_bytes for part in parts), may_fit)
     of_part = (part.table.placement[part.fits | search.include_oom] for part in parts)
     ranked = np.concatenate(list(of_part))
     n_layouts = int(n_orders[np.bincount(ranked, minlength=len(layouts)) > 0].sum())
@@ -434,12 +423,6 @@ def _ranking_of_all(
     return _taken(unordered, np.lexsort(keys))
 
 
-def _with_micro_batch(search: Search) -> str:
-    """Return a phrase that names the micro-batch, if the user has fixed it."""
-    wanted = search.constraints.micro_batch
-    return "" if wanted is None else f" with micro-batch {wanted}"
-
-
 def _best_of_each(ranking: Ranking) -> Ranking:
     """Return the best configuration of each placement, unless all are wanted."""
     if ranking.search.every_configuration:
@@ -475,97 +458,4 @@ def _taken(ranking: Ranking, rows: Ints) -> Ranking:
         bubble_seconds=ranking.bubble_seconds[rows],
         memory_bytes=ranking.memory_bytes[rows],
         fits=ranking.fits[rows],
-    )
-
-
-def _nothing_fits(search: Search, least_bytes: float, may_fit: bool) -> NoCandidateError:
-    """Return an error that says how much memory is needed and how many GPUs suffice.
-
-    `may_fit` says whether some configuration nearly fits.
-    """
-    scenario = search.scenario
-    capacity = scenario.memory_capacity_bytes
-    message = (
-        f"model '{scenario.model.name}' fits on no grid of {scenario.job.n_gpus} "
-        f"{scenario.machine.gpu.name}{_with_micro_batch(search)}: the smallest needs "
-        f"{gib(least_bytes):.1f} GiB of {gib(capacity):.1f} GiB per GPU"
-    )
-    if may_fit:
-        message += ", which may fit: --memory-margin takes it for fitting, explain says how much"
-    return NoCandidateError(message + _offload_hint(search) + _gpus_hint(search))
-
-
-def _nothing_fits_in_host(search: Search, least_host_bytes: float) -> NoCandidateError:
-    """Return an error that says how much memory of the host is needed, and on how many GPUs."""
-    scenario = search.scenario
-    return NoCandidateError(
-        f"model '{scenario.model.name}' fits on no grid of {scenario.job.n_gpus} "
-        f"{scenario.machine.gpu.name}{_with_micro_batch(search)} with "
-        f"{_offload_options(scenario.job)}: the smallest needs {gib(least_host_bytes):.1f} GiB of "
-        f"the {gib(scenario.host_memory_capacity_bytes):.1f} GiB of a node's host"
-        f"{_gpus_hint(search)}"
-    )
-
-
-def _offload_options(job: Job) -> str:
-    """Return the options that fill the host's memory."""
-    modules = f"--offload-modules {job.offload_modules}" if job.offload_modules else ""
-    optimizer = f"--offload {job.offload}" if job.offloads_optimizer else ""
-    return " ".join(filter(None, (optimizer, modules)))
-
-
-def _offload_hint(search: Search) -> str:
-    """Return a phrase that says so if the model fits once optimizer states are offloaded."""
-    scenario = search.scenario
-    can_offload = scenario.strategy.engine.offload and scenario.machine.host
-    if scenario.job.offloads_optimizer or not can_offload:
-        return ""
-    try:
-        job = replace(scenario.job, offload="optimizer")
-    except InputError:  # The job has something that no engine offloads with.
-        return ""
-    offloading = replace(search, scenario=replace(scenario, job=job))
-    return "; with --offload optimizer it fits" if _something_fits(offloading) else ""
-
-
-def _gpus_hint(search: Search) -> str:
-    """Return a phrase that says on how many GPUs the model fits."""
-
-    def fits(n_gpus: int) -> bool:
-        return _something_fits(search.on_gpus(n_gpus))
-
-    n_gpus = search.scenario.job.n_gpus
-    farthest = int(NEAR_FRACTION * n_gpus)
-    near = nearest_counts(n_gpus, fits, farthest, near_step(n_gpus, farthest))
-    if near:
-        return f"; it fits on {' or '.join(map(str, near))} GPUs"
-    enough = next(filter(fits, _larger_powers_of_two(n_gpus)), None)
-    return f"; it fits from {enough} GPUs" if enough else "; no count of GPUs tried fits it"
-
-
-def near_step(n_gpus: int, farthest: int) -> int:
-    """Return the largest power of two of whose multiples enough lie near a number, itself one."""
-    step = n_gpus & -n_gpus
-    while step > 1 and step * LEAST_NEAR_COUNTS > farthest:
-        step //= 2
-    return step
-
-
-def _larger_powers_of_two(n_gpus: int) -> Iterator[int]:
-    """Yield the powers of two above a count, as far as counts are searched."""
-    power = 1 << n_gpus.bit_length()
-    while power <= LARGEST_GPU_COUNT:
-        yield power
-        power *= 2
-
-
-def _something_fits(search: Search) -> bool:
-    """Return whether some candidate fits.
-
-    A recomputation of a part of the layers is not tried: that of all layers takes less memory.
-    """
-    table, _ = with_micro_batches(search, legal_layouts(search)[0])
-    return any(
-        fits_in_memory(search.scenario, part, memory_bytes(search.scenario, part)[0]).any()
-        for part in executions(search, table)
     )

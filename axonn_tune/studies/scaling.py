@@ -7,7 +7,8 @@ from functools import partial
 
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.processes import mapped
-from axonn_tune.search.rank import LARGEST_GPU_COUNT, Best, Detail, Each, best_of
+from axonn_tune.search.no_fit import LARGEST_GPU_COUNT
+from axonn_tune.search.rank import Best, Detail, Each, best_of
 from axonn_tune.search.search import Search
 from axonn_tune.spec.checks import whole_number
 

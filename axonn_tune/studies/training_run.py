@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from axonn_tune.errors import InputError, NoCandidateError
-from axonn_tune.search.rank import LARGEST_GPU_COUNT, Each, rank_best
+from axonn_tune.search.no_fit import LARGEST_GPU_COUNT
+from axonn_tune.search.rank import Each, rank_best
 from axonn_tune.search.search import Search
 from axonn_tune.spec.checks import require_positive
 from axonn_tune.spec.job import Job
