@@ -63,7 +63,7 @@ def fitted_table(
     left_out = [header for header in headers if header not in shown]
     if not left_out:
         return text
-    remark = f"Left out for want of room: {', '.join(left_out)}"
+    remark = f"There is no room for: {', '.join(left_out)}"
     return f"{text}\n{fill(remark, WIDTH)}"
 
 
