@@ -8,9 +8,9 @@ recomputing more cannot make a step faster, it is timed only where recomputing l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import cache, partial, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -238,11 +238,15 @@ class PlannedParts:
     first_rows
         Row of the plan with the first candidate of a part, by the number of the part.
     kernels
-        The plan and the times of its kernels.
+        A function that makes the plan and prices its kernels.
     """
 
     first_rows: dict[int, int]
-    kernels: KernelTimes
+    kernels: Callable[[], KernelTimes]
+
+    def kept(self) -> PlannedParts:
+        """Return the same parts with a plan that is made once and stays in memory."""
+        return replace(self, kernels=cache(self.kernels))
 
 
 def planned_parts(scenario: Scenario, parts: Sequence[Part]) -> list[PlannedParts]:
@@ -253,11 +257,18 @@ def planned_parts(scenario: Scenario, parts: Sequence[Part]) -> list[PlannedPart
     prices = KernelPrices.of(scenario)
     planned = []
     for numbers in scenario.planned_together([part.table for part in parts]):
-        table = reduce(CandidateTable.joined, (parts[number].table for number in numbers))
-        ends = np.cumsum([len(parts[number].table) for number in numbers]).tolist()
+        tables = [parts[number].table for number in numbers]
+        ends = np.cumsum([len(table) for table in tables]).tolist()
         first_rows = dict(zip(numbers, [0, *ends], strict=False))
-        planned.append(PlannedParts(first_rows, KernelTimes(Schedules(scenario, table), prices)))
+        planned.append(PlannedParts(first_rows, partial(_kernels, scenario, tables, prices)))
     return planned
+
+
+def _kernels(
+    scenario: Scenario, tables: Sequence[CandidateTable], prices: KernelPrices
+) -> KernelTimes:
+    """Return the plan of the candidates of some tables, with the prices of its kernels."""
+    return KernelTimes(Schedules(scenario, reduce(CandidateTable.joined, tables)), prices)
 
 
 def least_seconds(planned: Sequence[PlannedParts], parts: Sequence[Part]) -> list[Array]:
@@ -267,7 +278,7 @@ def least_seconds(planned: Sequence[PlannedParts], parts: Sequence[Part]) -> lis
     """
     least = [np.zeros(0) for _ in parts]
     for group in planned:
-        seconds = least_step(group.kernels).least_seconds()
+        seconds = least_step(group.kernels()).least_seconds()
         for number, first in group.first_rows.items():
             least[number] = seconds[first : first + len(parts[number].table)]
     return least
@@ -294,7 +305,9 @@ def played_parts(
             plan_rows.append(first + part.rows[rows])
             rows_of.append(row_of)
         together = reduce(CandidateTable.joined, tables)
-        step = Evaluator(scenario, group.kernels, together, np.concatenate(plan_rows), links).play()
+        step = Evaluator(
+            scenario, group.kernels(), together, np.concatenate(plan_rows), links
+        ).play()
         starts = np.cumsum([0, *map(len, tables[:-1])])
         return [step.take(start + rows) for start, rows in zip(starts, rows_of, strict=True)]
 

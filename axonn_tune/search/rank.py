@@ -297,6 +297,7 @@ def _best_ranking(
     n_wanted = search.n_wanted
     if n_wanted is None or search.exhaustive or len(search.constraints.orders) == 1:
         return ranking_of([slice(None)] * len(parts))
+    planned = [group.kept() for group in planned]
     least = least_seconds(planned, parts)
     of_fitting = [seconds[part.fits] for seconds, part in zip(least, parts, strict=True)]
     n_first = min(n_wanted, sum(map(len, of_fitting)))

@@ -205,10 +205,12 @@ def least_step(kernels: KernelTimes) -> PlayedStep:
 def _kernel_seconds(kernels: KernelTimes, part: Part) -> Size:
     """Return the time of all kernels of a part, one after another."""
     seconds: Size = 0.0
+    shapes = kernels.schedules.shape_of
+    rows = np.arange(shapes.size)
     for i, phase in enumerate(part.phases):
         indices = [(i, j) for j, op in enumerate(phase.operations) if not isinstance(op, Transfer)]
         if indices:
-            seconds = seconds + phase.repeats * kernels.in_a_row(part, tuple(indices))
+            seconds += phase.repeats * kernels.in_a_row(part, tuple(indices), rows, shapes)
     return seconds
 
 
@@ -219,6 +221,7 @@ class _PlayedChunk:
         self._evaluators = evaluators
         self._schedules = evaluators[0].schedules
         self._rows = evaluators[0].rows[chunk]
+        self._shapes = self._schedules.shape_of[self._rows]
         candidates = evaluators[0].candidates.take(chunk)
         self._plan = self._schedules.plan.of(candidates, self._rows)
         self._collectives = _collectives(evaluators, candidates, self._rows)
@@ -267,7 +270,7 @@ class _PlayedChunk:
         """Return the time of kernels that run back to back, shape (M, chunk)."""
         return _on_machines(
             [
-                evaluator.kernels.in_a_row(part, indices)[self._rows]
+                evaluator.kernels.in_a_row(part, indices, self._rows, self._shapes)
                 for evaluator in self._evaluators
             ]
         )

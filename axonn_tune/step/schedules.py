@@ -21,7 +21,6 @@ from axonn_tune.spec.plan import (
     Compute,
     Operation,
     Part,
-    Size,
     Transfer,
     sized,
 )
@@ -98,7 +97,7 @@ class KernelTimes:
         self.schedules = schedules
         self._of_shapes: dict[str, Array] = {}
         self._of_work: dict[Hashable, Array] = {}
-        self._in_a_row: dict[tuple[str, tuple[OpIndex, ...]], Array] = {}
+        self._in_a_row: dict[tuple[str, tuple[OpIndex, ...]], tuple[Array, Array]] = {}
 
     def of_shapes(self, kernel: Compute) -> Array:
         """Return the time of a kernel for each distinct shape, shape (K,)."""
@@ -112,28 +111,38 @@ class KernelTimes:
             self._of_shapes[kernel.name] = self._of_work[work]
         return self._of_shapes[kernel.name]
 
-    def in_a_row(self, part: Part, indices: tuple[OpIndex, ...]) -> Array:
-        """Return the time of kernels that run back to back, for each row of the plan."""
+    def in_a_row(self, part: Part, indices: tuple[OpIndex, ...], rows: Ints, shapes: Ints) -> Array:
+        """Return the time of kernels that run back to back, shape (C,).
+
+        Parameters
+        ----------
+        part, indices
+            The kernels.
+        rows, shapes : arrays of int, shape (C,)
+            Rows of the plan, and the shape of each of them.
+        """
         key = (part.name, indices)
         if key not in self._in_a_row:
             self._in_a_row[key] = self._added_up(part, indices)
-        return self._in_a_row[key]
+        of_shapes, of_rows = self._in_a_row[key]
+        return of_shapes[shapes] + (of_rows[rows] if of_rows.ndim else of_rows)
 
-    def _added_up(self, part: Part, indices: tuple[OpIndex, ...]) -> Array:
-        """Return the times of some kernels of a part, added up, for each row of the plan."""
-        of_shapes: list[Array] = []
-        seconds: list[Array] = []
+    def _added_up(self, part: Part, indices: tuple[OpIndex, ...]) -> tuple[Array, Array]:
+        """Return the times of some kernels of a part, added up.
+
+        They come by shape where shapes suffice, shape (K,), and by row of the plan otherwise, where
+        one number may stand for all.
+        """
+        of_shapes = np.zeros(self.schedules.shape_rows.shape)
+        of_rows = np.zeros(())
         for i, j in indices:
             kernel = part.phases[i].operations[j]
             assert not isinstance(kernel, Transfer)
             if self.schedules.shape_suffices(kernel):
-                of_shapes.append(self.of_shapes(kernel))
+                of_shapes = of_shapes + self.of_shapes(kernel)
             else:
-                seconds.append(self.prices.seconds(kernel))
-        if of_shapes:
-            seconds.append(sum(of_shapes[1:], start=of_shapes[0])[self.schedules.shape_of])
-        total: Size = sum(seconds[1:], start=seconds[0])
-        return np.broadcast_to(total, self.schedules.shape_of.shape)
+                of_rows = of_rows + self.prices.seconds(kernel)
+        return of_shapes, of_rows
 
 
 def _work_of(kernel: Compute) -> Hashable:

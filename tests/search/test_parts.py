@@ -75,7 +75,7 @@ def test_tables_are_played_together_as_alone(case, monkeypatch):
         np.testing.assert_allclose(got.least_seconds(), expected.least_seconds(), rtol=1e-12)
         assert (bound <= expected.times()[0] * (1.0 + 1e-12)).all()
         assert (bound > 0.2 * expected.times()[0]).any()
-    n_planned = [len(group.kernels.schedules.table) for group in planned]
+    n_planned = [len(group.kernels().schedules.table) for group in planned]
     assert sum(n_planned) == sum(len(part.table) for part in parts)
     assert len(planned) < len(parts)
 
