@@ -169,14 +169,16 @@ def host_seconds(
     table: CandidateTable,
     issue_seconds: float,
     issue_factor: float = 1.0,
+    wait_seconds_per_rank: Size = 0.0,
 ) -> Array:
     """Return how long the host needs to issue all operations of the phases, shape (C,).
 
     Grouped products take an issue for each product that is not formed in a common kernel, and for
     each input that is cast by itself. Where the host cannot run ahead of them, they state the time
-    of an issue, which `issue_factor` multiplies.
+    of an issue, which `issue_factor` multiplies. The host waits in each collective for a time that
+    grows with the ranks of the group.
     """
-    count, of_experts = np.zeros((2, len(table)))
+    count, of_experts, n_awaited_ranks = np.zeros((3, len(table)))
     n_collectives: dict[str, Size] = {}
     for phase in phases:
         repeats = np.asarray(phase.repeats, dtype=np.float64)
@@ -197,8 +199,10 @@ def host_seconds(
             elif not isinstance(op, HostWork | HostKernel):
                 count += repeats
     for axis, number in n_collectives.items():
-        count += number * (table.size(axis) > 1)
-    return count * issue_seconds + of_experts
+        n_ranks = table.size(axis)
+        count += number * (n_ranks > 1)
+        n_awaited_ranks += number * n_ranks * (n_ranks > 1)
+    return count * issue_seconds + of_experts + n_awaited_ranks * wait_seconds_per_rank
 
 
 def issued_seconds(
@@ -214,17 +218,6 @@ def issued_seconds(
     factor = scenario.machine.kernels.issue_factor.value
     seconds = [host_seconds([p], table, scenario.issue_seconds, factor) for p in phases[:-1]]
     return list(accumulate(seconds, initial=np.zeros(len(table))))
-
-
-def n_awaited_ranks(phases: Iterable[Phase], table: CandidateTable) -> Array:
-    """Return the ranks of the groups of all collectives of the phases, added up, shape (C,)."""
-    total = np.zeros(len(table))
-    for phase in phases:
-        for op in phase.operations:
-            if isinstance(op, Collective):
-                n_ranks = table.size(op.axis)
-                total += phase.repeats * ((np.asarray(op.nbytes) > 0) & (n_ranks > 1)) * n_ranks
-    return total
 
 
 def lanes(links: Links) -> np.ndarray:

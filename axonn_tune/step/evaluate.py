@@ -21,7 +21,6 @@ from axonn_tune.cost.prices import (
     host_seconds,
     issued_seconds,
     lanes,
-    n_awaited_ranks,
 )
 from axonn_tune.errors import InputError
 from axonn_tune.simulate.interference import Interference
@@ -301,17 +300,17 @@ class _PlayedChunk:
         ]
 
     def _host_seconds(self, scenario: Scenario, part: Part) -> Size:
-        """Return how long the host needs to issue a part."""
-        seconds: Size = 0.0
+        """Return how long the host needs to issue a part.
+
+        Where stages make it wait, layouts have one rank order, that of the plan.
+        """
+        issue_seconds = scenario.issue_seconds
+        wait_seconds = scenario.wait_seconds_per_rank(self._schedules.plan, part)
+        if not issue_seconds and not np.any(wait_seconds):
+            return 0.0
+        factor = scenario.machine.kernels.issue_factor.value
         table = self._schedules.table
-        if scenario.issue_seconds:
-            factor = scenario.machine.kernels.issue_factor.value
-            issues = host_seconds(part.phases, table, scenario.issue_seconds, factor)
-            seconds = issues[self._rows]
-        wait_seconds = scenario.wait_seconds_per_rank(self._plan, part)
-        if np.any(wait_seconds):
-            seconds = seconds + n_awaited_ranks(part.phases, table)[self._rows] * wait_seconds
-        return seconds
+        return host_seconds(part.phases, table, issue_seconds, factor, wait_seconds)[self._rows]
 
 
 def _on_machines(priced: Sequence[Array]) -> Array:

@@ -15,7 +15,6 @@ from axonn_tune.cost.prices import (
     host_seconds,
     issued_seconds,
     lanes,
-    n_awaited_ranks,
 )
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT
@@ -227,10 +226,8 @@ class PricedPlan:
             phases = shortened_phases(part, most_layers)
             issue_seconds = self._scenario.issue_seconds
             factor = self._scenario.machine.kernels.issue_factor.value
-            of_host = host_seconds(phases, self.table, issue_seconds, factor)
             wait_seconds = self._scenario.wait_seconds_per_rank(self.plan, part)
-            if np.any(wait_seconds):
-                of_host = of_host + n_awaited_ranks(phases, self.table) * wait_seconds
+            of_host = host_seconds(phases, self.table, issue_seconds, factor, wait_seconds)
             self._least[key] = self._collectives.least_seconds(phases), of_host
         return self._least[key]
 
