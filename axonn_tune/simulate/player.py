@@ -72,8 +72,8 @@ def play(
     """
     zeros = np.zeros(shape)
     state = _State(zeros, zeros, dict.fromkeys(program.lanes, zeros))
-    for i, (phase, repeats) in enumerate(zip(program.phases, program.repeats, strict=True)):
-        needed = frozenset[str]().union(*(later.needed for later in program.phases[i:]))
+    phases = zip(program.phases, program.repeats, program.needed, strict=True)
+    for i, (phase, repeats, needed) in enumerate(phases):
         durations = [
             kernels_seconds(instruction.operations)
             if isinstance(instruction, Kernels)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 from axonn_tune.spec.candidates import Ints
@@ -85,7 +86,7 @@ class PhaseProgram:
     slowing_before: tuple[str, ...]
     feeding_lanes: frozenset[int]
 
-    @cached_property
+    @property
     def needed(self) -> frozenset[str]:
         """The names of the collectives whose ends something in the phase depends on."""
         names = {name for op in self.instructions for name in op.waits_for}
@@ -104,11 +105,13 @@ class Program:
     """The schedule of phases that follow each other, with the number of times that each is played.
 
     Only `repeats` depends on how many layers a phase stands for; it is an array of shape (C,) where
-    candidates differ.
+    candidates differ. `needed` names for each phase the collectives on whose ends it, or a later
+    one, depends.
     """
 
     phases: tuple[PhaseProgram, ...]
     lanes: tuple[int, ...]
+    needed: tuple[frozenset[str], ...]
     repeats: tuple[int | Ints, ...]
 
     def of(self, rows: Ints) -> Program:
@@ -201,8 +204,8 @@ def compile_program(phases: Sequence[Phase], axis_lanes: AxisLanes) -> Program:
 @lru_cache(maxsize=4096)
 def _compiled(
     issues: tuple[Issues, ...], axis_lanes: tuple[tuple[str, int], ...]
-) -> tuple[tuple[PhaseProgram, ...], tuple[int, ...]]:
-    """Return the schedules of phases whose groups occupy these lanes, and the lanes in use."""
+) -> tuple[tuple[PhaseProgram, ...], tuple[int, ...], tuple[frozenset[str], ...]]:
+    """Return the schedules of phases whose groups occupy these lanes, and what `Program` says."""
     lane_of_group = {**HOST_LANES, **dict(axis_lanes)}
     lanes = {
         issue.name: lane
@@ -223,7 +226,9 @@ def _compiled(
         issued = compiler.issued
         names = {issue.name for issue in phase.operations}
         uncertain = uncertain | names if phase.is_optional else uncertain - names
-    return tuple(phases), tuple(sorted(set(lanes.values())))
+    backwards = [phase.needed for phase in reversed(phases)]
+    needed = list(accumulate(backwards, lambda later, own: later | own))
+    return tuple(phases), tuple(sorted(set(lanes.values()))), tuple(reversed(needed))
 
 
 # The phase, the repeat and the operation in which something was issued; empty for never.
