@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from axonn_tune.spec.names import BACKWARD, RECOMPUTE
 
@@ -74,7 +75,8 @@ class FetchRules:
     prefetch_elements: float
 
 
-def backward_fetches(sizes: Sequence[float], rules: FetchRules) -> BackwardFetches:
+@lru_cache
+def backward_fetches(sizes: tuple[float, ...], rules: FetchRules) -> BackwardFetches:
     """Return what is gathered of a block that is recomputed, among many equal ones.
 
     A block that is used twice within the distance stays gathered; then a rank holds as much as it

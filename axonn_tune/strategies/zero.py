@@ -440,16 +440,16 @@ class Zero:
         program, model = self.engine.zero, shapes.model
         if shapes.recompute != "full":
             return FETCHED_ONCE
-        norm = [0.0]
-        attention = [float(linear.parameters) for linear in model.attention_linears]
-        mlp = [float(linear.parameters) for linear in model.mlp_linears]
+        norm = (0.0,)
+        attention = tuple(float(linear.parameters) for linear in model.attention_linears)
+        mlp = tuple(float(linear.parameters) for linear in model.mlp_linears)
         if program.gathers_each_use:
-            return fetched_each_time([*attention, *mlp])
+            return fetched_each_time((*attention, *mlp))
         if not program.reuse_elements:
             return FETCHED_ONCE
         rules = FetchRules(program.live_elements, program.reuse_elements, program.prefetch_elements)
-        between = [] if model.shares_norm else norm
-        return backward_fetches([*norm, *attention, *between, *mlp], rules)
+        between = () if model.shares_norm else norm
+        return backward_fetches((*norm, *attention, *between, *mlp), rules)
 
     def _unit(
         self,

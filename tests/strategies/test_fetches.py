@@ -22,7 +22,7 @@ JOB = Job(32, 32, 1024, dtype="fp16")
 def fetches(hidden_size, rules=DEFAULTS):
     """The fetches of a GPT's block, whose matrices are those of qkv, proj, up and down."""
     squares = (0, 3, 1, 0, 4, 4)
-    return backward_fetches([n * float(hidden_size) ** 2 for n in squares], rules)
+    return backward_fetches(tuple(n * float(hidden_size) ** 2 for n in squares), rules)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_without_gathers_ahead_the_distance_decides():
 
 
 def test_which_gathers_start_while_a_block_is_recomputed():
-    """That of down for its recomputation, and that of up for its gradient: a third and a half."""
+    """These are down for its recomputation and up for its gradient: a third and a half."""
     found = fetches(12288)
     assert found.n_again == 3
     assert found.early_share == pytest.approx(4 / 12)
