@@ -12,7 +12,7 @@ from math import prod
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import N_STEPS, Start
 from axonn_tune.job_scripts.megatron_model import model_flags
-from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES, ULYSSES_RING
+from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES, ULYSSES_RING, Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.plan import FLASH_ATTENTION
@@ -36,7 +36,7 @@ _FEW, _MANY = "1", "32"
 # The names of Transformer Engine, which Megatron-Core passes on.
 _CONTEXT_KINDS = {RING: "p2p", ALL_GATHER: "all_gather", ULYSSES: "a2a"}
 # Transformer Engine chooses cuDNN by itself where that is faster.
-ATTENTION_BACKENDS = {
+_ATTENTION_BACKENDS = {
     FLASH_ATTENTION: "flash",
     "cudnn": "auto",
     "cudnn-9.13": "auto",
@@ -58,7 +58,7 @@ TRAINING_FLAGS = (
 
 
 # Transformer Engine's own formats of each recipe: gradients have e5m2 where a tensor has one scale.
-PRECISION_FLAGS = {
+_PRECISION_FLAGS = {
     "bf16": (),
     "fp8-delayed": ("--fp8-format hybrid", "--fp8-recipe delayed"),
     "fp8-current": ("--fp8-format hybrid", "--fp8-recipe tensorwise"),
@@ -167,17 +167,29 @@ def flags(prediction: Prediction) -> list[str]:
     if not strategy.fused_accumulation:
         lines.append("--no-gradient-accumulation-fusion")
     lines += recompute_flags(configuration.recompute, job.precision)
-    if job.dtype != "fp32":
-        lines.append(f"--{job.dtype}")
-    lines += PRECISION_FLAGS[job.precision]
+    lines += type_flags(job)
     if strategy.stores_low_weights(job):
         lines.append("--fp4-param-gather" if job.precision == "nvfp4" else "--fp8-param-gather")
         if not strategy.gathers_low_weights(job):
             lines.append("--reuse-grad-buf-for-mxfp8-param-ag")
-    kind = strategy.engine.attention_library if job.attention == "flash" else job.attention
-    lines.append(f"--attention-backend {ATTENTION_BACKENDS[kind]}")
+    return [*lines, *attention_flags(job, strategy.engine)]
+
+
+def type_flags(job: Job) -> tuple[str, ...]:
+    """Return the flags of the job's number type and of the recipe of its low products."""
+    of_dtype = () if job.dtype == "fp32" else (f"--{job.dtype}",)
+    return (*of_dtype, *_PRECISION_FLAGS[job.precision])
+
+
+def attention_flags(job: Job, engine: Engine) -> tuple[str, ...]:
+    """Return the flags of the kernels of attention, and of dropout."""
+    kind = engine.attention_library if job.attention == "flash" else job.attention
     rate = 0.1 if job.dropout else 0.0
-    return [*lines, f"--attention-dropout {rate}", f"--hidden-dropout {rate}"]
+    return (
+        f"--attention-backend {_ATTENTION_BACKENDS[kind]}",
+        f"--attention-dropout {rate}",
+        f"--hidden-dropout {rate}",
+    )
 
 
 def _context_flags(prediction: Prediction, strategy: Megatron3D) -> tuple[str, ...]:

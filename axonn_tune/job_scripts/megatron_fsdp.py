@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from axonn_tune.job_scripts.framework import Start
 from axonn_tune.job_scripts.megatron import (
-    ATTENTION_BACKENDS,
-    PRECISION_FLAGS,
     TRAINING_FLAGS,
+    attention_flags,
     recompute_flags,
     start_of,
+    type_flags,
 )
 from axonn_tune.job_scripts.megatron_model import model_flags
 from axonn_tune.spec.offload import offloaded_layers
@@ -59,12 +59,7 @@ def flags(prediction: Prediction) -> list[str]:
     # Selective recomputation is predicted to run unfused attention again, and nothing else.
     if configuration.recompute != "selective" or job.attention == "unfused":
         lines += recompute_flags(configuration.recompute, job.precision)
-    if job.dtype != "fp32":
-        lines.append(f"--{job.dtype}")
-    lines += PRECISION_FLAGS[job.precision]
+    lines += type_flags(job)
     if strategy.gathers_low(job):
         lines.append("--fp8-param-gather")
-    kind = strategy.engine.attention_library if job.attention == "flash" else job.attention
-    lines.append(f"--attention-backend {ATTENTION_BACKENDS[kind]}")
-    rate = 0.1 if job.dropout else 0.0
-    return [*lines, f"--attention-dropout {rate}", f"--hidden-dropout {rate}"]
+    return [*lines, *attention_flags(job, strategy.engine)]
