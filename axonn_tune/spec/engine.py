@@ -151,8 +151,33 @@ class AxonnProgram:
 
 
 @dataclass(frozen=True)
-class MegatronProgram:
+class SharedFacts:
+    """Facts that implementations of Megatron's algorithm and of ZeRO may both state.
+
+    scales_gradients
+        Whether a kernel divides gradients by the number of replicas or shards before they are
+        reduced (average_in_collective off).
+    has_main_gradients
+        Whether the optimizer of a mixed precision reads gradients of its own in fp32, into which
+        those of another type are copied, which a kernel unscales in fp16, and whether another
+        kernel copies updated weights to the model (Float16OptimizerWithFloat16Params, and
+        DistributedOptimizer but for its precision-aware form).
+    copies_heads
+        Whether heads are copied out of the product that forms queries, keys and values group by
+        group, and the gradients of the three joined for its backward pass. Values of latent
+        attention are copied out of the product that forms them beside parts of keys.
+    """
+
+    scales_gradients: bool = False
+    has_main_gradients: bool = False
+    copies_heads: bool = False
+
+
+@dataclass(frozen=True)
+class MegatronProgram(SharedFacts):
     """How an implementation of Megatron-LM's algorithm runs; the defaults are Megatron-Core's.
+
+    `SharedFacts` describes the fields that are not listed here.
 
     A bucket of gradients, or of updated weights, holds the larger of two numbers of elements
     (Megatron-Core, DistributedDataParallelConfig, bucket_size).
@@ -181,14 +206,6 @@ class MegatronProgram:
     sums_sharded
         Whether gradients are all-reduced even where optimizer states are sharded, so that each rank
         has all sums, forms the norm of all and clips all, and not only those of its shard.
-    scales_gradients
-        Whether a kernel divides gradients by the number of replicas before they are reduced
-        (average_in_collective off).
-    has_main_gradients
-        Whether the optimizer of a mixed precision reads gradients of its own in fp32, into which
-        those of another type are copied, which a kernel unscales in fp16, and whether another
-        kernel copies updated weights to the model (Float16OptimizerWithFloat16Params, and
-        DistributedOptimizer but for its precision-aware form).
     launches_per_weight
         Whether each weight has kernels of its own that add up its gradient, form the norm of the
         sum, clip it and update the weight, instead of one for all weights.
@@ -236,10 +253,6 @@ class MegatronProgram:
     low_sums
         Layers whose outputs travel within the tensor group in the format of low products, if their
         sums overlap with these products (fp8_buf of --tp-comm-overlap-cfg).
-    copies_heads
-        Whether heads are copied out of the product that forms queries, keys and values group by
-        group, and the gradients of the three joined for its backward pass. Values of latent
-        attention are copied out of the product that forms them beside parts of keys.
     one_queue
         Whether all kernels wait in one queue where the GPU and the layout ask for it
         (`Gpu.one_queue`). The kernels of a CUDA graph wait only for what they need.
@@ -270,8 +283,6 @@ class MegatronProgram:
     checks_gradients: bool = False
     overlaps_sharded: bool = True
     sums_sharded: bool = False
-    scales_gradients: bool = False
-    has_main_gradients: bool = False
     launches_per_weight: bool = False
     view_seconds: Quantity | None = None
     scatters_transfers: bool = True
@@ -287,7 +298,6 @@ class MegatronProgram:
     low_attention: bool = False
     fp32_router: bool = False
     low_sums: tuple[str, ...] = ()
-    copies_heads: bool = False
     one_queue: bool = True
     overlaps_transfers: bool = False
     lacks: tuple[str, ...] = ()
@@ -308,8 +318,10 @@ class MegatronProgram:
 
 
 @dataclass(frozen=True)
-class ZeroProgram:
+class ZeroProgram(SharedFacts):
     """How an implementation of ZeRO communicates; the defaults are FSDP2's.
+
+    `SharedFacts` describes the fields that are not listed here.
 
     gathers_blocks
         Whether the weights of a block are gathered together; otherwise matrices are gathered one by
@@ -355,12 +367,6 @@ class ZeroProgram:
     keeps_transposed
         Whether transposed copies of such matrices stay, whole, from the first forward pass of a
         step to its end. Without it each forward and each backward pass forms them again.
-    scales_gradients
-        Whether a kernel divides gradients by the number of ranks before they are reduced.
-    has_main_gradients
-        Whether the optimizer reads gradients of its own in fp32 (see `MegatronProgram`).
-    copies_heads
-        Whether heads are copied out of the product that forms them (see `MegatronProgram`).
     view_seconds
         Time of the host for each rank's part of a tensor that is gathered, in which the device
         stands still; None for none.
@@ -460,9 +466,6 @@ class ZeroProgram:
     keeps_ends: bool = False
     stores_low: bool = False
     keeps_transposed: bool = False
-    scales_gradients: bool = False
-    has_main_gradients: bool = False
-    copies_heads: bool = False
     view_seconds: Quantity | None = None
     slice_seconds: Quantity | None = None
     is_fsdp1: bool = False
@@ -585,7 +588,7 @@ class KernelForm:
 
 @dataclass(frozen=True)
 class MemoryForm:
-    """Where an engine holds more or less in memory than the ideal program.
+    """What an engine holds in memory more or less than the ideal program.
 
     attention_factor, mlp_factor
         Ratio of the bytes that attention, or the MLP after its first product, saves for the
