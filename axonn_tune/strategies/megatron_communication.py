@@ -397,7 +397,7 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _in_mean_block(self) -> tuple[Array, Array]:
-        """Both numbers, averaged over the blocks that have a backward pass."""
+        """Return both numbers, averaged over the blocks that have a backward pass."""
         layers = range(self.shapes.model.n_layers)
         dense, experts = trained_parameters(self.shapes, layers, False, False)
         return dense / self.shapes.n_backward, experts / self.shapes.n_backward

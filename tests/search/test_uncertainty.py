@@ -87,7 +87,7 @@ def test_a_profile_that_is_less_certain_than_published_runs_decides():
 
 
 def test_orders_that_make_no_difference_share_the_chance():
-    """Both axes of a grid inside one flat level: their order changes nothing."""
+    """Both axes of the grid lie inside one flat level, so that their order changes nothing."""
     machine = spread_machine(0.05, units=(1,), bandwidths=(1e11,), latencies=(1e-6,))
     ranking = found(machine, gpus=4, model="tiny", order="all", every_configuration=True)
     known = ranking.uncertainty

@@ -425,7 +425,7 @@ def test_autocast_casts_weights_and_gradients_in_each_microstep():
 
 @pytest.mark.parametrize("data", [1, 4])
 def test_gradients_are_looked_through_and_divided_before_they_are_reduced(data):
-    """Only where the program does so, and they are divided where there are replicas."""
+    """Only such programs do so, and they divide gradients where there are replicas."""
     engine = of_program(checks_gradients=True, scales_gradients=True)
     usual, prepared = (
         list(operations(plan_of(strategy, MODEL, JOB, tensor=4, data=data).step_end))

@@ -43,7 +43,7 @@ def test_a_block_s_products_are_gathered_in_8_bits_and_the_rest_is_not():
 
 
 def test_a_shard_is_scaled_clamped_and_cast_by_three_kernels():
-    """In fp32, but for the last result; the vectors are cast to bf16, and all is copied."""
+    """They write fp32 but for the last result; vectors are cast to bf16, and all is copied."""
     cast = MATRICES * (8 + 8 + 5) + VECTORS * 6
     assert kernels(LOW)["forward.block.copy_in"] == (cast + 2 * MATRICES + 4 * VECTORS) / 16
 
