@@ -356,6 +356,8 @@ class ZeroProgram(SharedFacts):
         many reductions of a unit as it has gathers.
     overlaps
         Whether gathers and reductions overlap with kernels, if the job lets them.
+    overlaps_gathers
+        Whether gathers do, if reductions do.
     gathers_in_place
         Whether weights are gathered to where products read them, so that no kernel copies them.
     keeps_ends
@@ -462,6 +464,7 @@ class ZeroProgram(SharedFacts):
     copy_serves_gradients: bool = False
     bucket_elements: float = 0.0
     overlaps: bool = True
+    overlaps_gathers: bool = True
     gathers_in_place: bool = False
     keeps_ends: bool = False
     stores_low: bool = False

@@ -167,8 +167,9 @@ class Zero:
 
     def overlap_of(self, job: Job) -> Overlap:
         """Return whether gathers and reductions overlap with kernels: OAG and ORS."""
-        is_able = self.engine.zero.overlaps
-        return Overlap(False, job.overlap.ors and is_able, job.overlap.oag and is_able)
+        program = self.engine.zero
+        gathers = program.overlaps and program.overlaps_gathers
+        return Overlap(False, job.overlap.ors and program.overlaps, job.overlap.oag and gathers)
 
     def rejections(self, model: Model, job: Job, placements: Placements) -> dict[str, np.ndarray]:
         """Return, for each rule of the algorithm, the placements that break it, shape (P,)."""

@@ -49,9 +49,8 @@ class ZeroGathers(AsyncTensorParallel):
 
     @cached_property
     def _overlap(self) -> Overlap:
-        """The overlaps of the job, or none if the engine has none."""
-        program = self._program
-        return self.shapes.job.overlap if program.overlaps else Overlap(False, False, False)
+        """The overlaps of the job that the engine has."""
+        return self.options.overlap_of(self.shapes.job)
 
     @property
     def _program(self) -> ZeroProgram:

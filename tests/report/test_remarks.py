@@ -66,6 +66,7 @@ def test_an_mfu_above_one_is_explained():
         ({"strategy": "zero3"}, "overlap ORS+OAG,", {"ors", "oag"}),
         ({"strategy": "zero3", "overlap": False}, "overlap none,", set()),
         ({"strategy": "zero3", "engine": "deepspeed-2021"}, "overlap none,", set()),
+        ({"strategy": "zero3", "engine": "deepspeed-2023"}, "overlap ORS,", {"ors"}),
     ],
 )
 def test_the_overlaps_that_are_stated_are_those_that_exist(options, said, names):

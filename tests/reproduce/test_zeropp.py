@@ -1,5 +1,8 @@
 """What the runs of ZeRO-3 and ZeRO++ on V100 are known to be."""
 
+from dataclasses import replace
+from statistics import mean
+
 import pytest
 
 from axonn_tune.io.package_data import load_published
@@ -52,10 +55,33 @@ def test_models_with_the_same_rates_have_the_same_width():
 
 
 def test_both_logs_of_the_tutorial_are_met():
-    """ZeRO-3 and ZeRO++ miss their steps and their memory alike, by a seventh at most."""
+    """The steps of ZeRO-3 and ZeRO++ are met within 8 %, and their memory within a seventh."""
     runs = [*zeropp_tutorial(load_published("zeropp_tutorial"), LOADERS)]
     errors = {(c.system, c.metric): c.error_fraction for c in compare_published(runs)}
-    for metric in ("step_seconds", "allocated_gib"):
-        of_zero3, of_zeropp = (errors[system, metric] for system in ("DeepSpeed ZeRO-3", "ZeRO++"))
-        assert max(abs(of_zero3), abs(of_zeropp)) < 1 / 7
-        assert of_zero3 == pytest.approx(of_zeropp, abs=0.02)
+    for system in ("DeepSpeed ZeRO-3", "ZeRO++"):
+        assert abs(errors[system, "step_seconds"]) < 0.08
+        assert abs(errors[system, "allocated_gib"]) < 1 / 7
+
+
+def test_what_four_rates_say_of_gathers_holds_for_the_others():
+    """The four count as fitted; gathers that hide behind kernels would miss the rest by 34 %."""
+    seen = [run for run in RUNS if run.is_fitted]
+    assert {run.subject[:13] for run in seen} == {"138B, 4 links"}
+    assert len(seen) == 4
+    others = [run for run in RUNS if not run.is_fitted]
+    assert mean_error(others) < 0.1
+    assert mean_error([with_hidden_gathers(run) for run in others]) > 0.3
+
+
+def mean_error(runs):
+    """Return the mean of the sizes of relative errors."""
+    return mean(abs(each.error_fraction) for each in compare_published(runs))
+
+
+def with_hidden_gathers(run):
+    """Return a run whose gathers overlap with kernels."""
+    scenario = run.search.scenario
+    engine = scenario.strategy.engine
+    engine = replace(engine, zero=replace(engine.zero, overlaps_gathers=True))
+    scenario = replace(scenario, strategy=replace(scenario.strategy, engine=engine))
+    return replace(run, search=replace(run.search, scenario=scenario))
