@@ -175,16 +175,29 @@ their bytes say. Rings of RCCL over more than
 of ZeRO-3 on 1,024 dies leave room for 62 us at most; on 2,048 dies these differ by up to 30 % from
 their mean. Its authors' logs of early February 2025 (axonn-ai/sc2025-pccl-reproducer, 5a6353f and
 30dec9b, jobs 2990832 to 2991516) have steps that depend on the chunk alone, 30 us from 128 to 512
-KiB and 34 us at 1 MiB, over 16 to 1,024 dies alike. Rings of AxoNN's runs on Frontier have the 34
-GiB/s that its authors measured; their script of January 2024 has NCCL_NET_GDR_LEVEL commented out
-beneath the words "super important" (Megatron-AxoNN, 80def1e), and nanoGPT's leaves it unset. Those
-logs have twice that bandwidth with it, and all scripts for Perlmutter set it. Whether the runs of
-SC24 on Frontier had it is not known: with it the base run would stay as it is, and 80B to 320B
-would be 16 to 34 % faster. SC24's 5B on 512 GPUs of Perlmutter is the one of its runs there that
-comes close to the memory: its logits at the loss leave 5 of 40 GiB, where 10B to 40B leave 12.
-Whether that is why it was slower than predicted is not known. AxoNN's grids are the best by the
-equations of its papers; those of its launcher name others for 160B and 320B on Frontier, which are
-predicted 6 to 10 % slower. Its script of the runs on 16 GPUs keeps gathered weights where it
+KiB and 34 us at 1 MiB, over 16 to 1,024 dies alike. Rings of AxoNN's runs on Frontier have what
+its authors measured of one, two and four that share a node (34, 21 and 10 GiB/s each); their
+script of January 2024 has NCCL_NET_GDR_LEVEL commented out beneath the words "super important"
+(Megatron-AxoNN, 80def1e), and nanoGPT's leaves it unset. Those logs have twice that bandwidth
+with it, and all scripts for Perlmutter set it; a launcher for Frontier of 2025 says of it that it
+is twice as fast, but may hang (seal-rg/recurrent-pretraining, 59e0b69). Whether the runs of SC24
+on Frontier had it is not known: with it the base run would be 2 % faster, and 80B to 320B 18 to
+45 %. At the 21 GiB/s of two rings the gathers and scatters of 160B alone take as long as its
+published step (20.6 s), and on any other grid whose X and Y lie within a node, too: either its
+rings were faster, or its batch was larger than the 8,192 sequences that are assumed. Import AI
+402 says of the paper that Megatron-LM was unstable on Frontier, so that the authors changed to
+LitGPT there. It has no dropout, without which the base run is predicted 5 % faster and the others
+1 to 2 %; the eager kernels of torch that it has take half of that back from the base, and all
+from 160B and 320B. What else differed is not public. SC24's 5B on 512 GPUs of Perlmutter is the
+one of its runs there that comes close to the memory: its logits at the loss leave 5 of 40 GiB,
+where 10B to 40B leave 12. Whether that is why it was slower than predicted is not known: grids
+that split its vocabulary over two or four ranks, which need less memory, are predicted 11 and 4 %
+too fast, and not 26. AxoNN's grids are the best by the equations of its papers; those of its
+launcher name others for 160B and 320B on Frontier, which are predicted up to 2 % faster. Its
+launcher tries powers of two, whose product is never 6144, so that Alps' grid and batch were
+chosen in another way. With 9,216 sequences in the place of 6,144 the run is predicted 9 % too
+slow, with 12,288 it is predicted 28 % too fast, and so is its base (32 %), by which the
+efficiency is met within 4 %. Its script of the runs on 16 GPUs keeps gathered weights where it
 overlaps, which is predicted to take 44 GiB; some nodes of Perlmutter have GPUs of 80.
 Megatron-DeepSpeed has the layouts, the dropout and the attention of its
 public launch scripts. MegaScale's parallel blocks and sliding windows are not modelled; its paper

@@ -16,13 +16,14 @@ from axonn_tune.reproduce.runs import Loaders, Row
 from axonn_tune.search.batches import nearest_shared_batch
 from axonn_tune.search.rank import Each, Ranking, rank_candidates
 from axonn_tune.search.search import Constraints, Search
+from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import AXES, parse_layout
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
-from axonn_tune.step.prediction import Prediction
-from axonn_tune.strategies.axonn4d import Axonn4D
+from axonn_tune.step.prediction import Prediction, hardware_flops
+from axonn_tune.strategies.axonn4d import Axonn4D, padded_vocabulary
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.units import gib
 
@@ -145,14 +146,28 @@ def _best_tried(search: Search) -> Prediction:
     return min(islice(large, _N_TRIED), key=lambda prediction: prediction.step_seconds)
 
 
+def _logged_tflops_per_gpu(prediction: Prediction) -> float:
+    """Return the TFLOP/s of each GPU as the authors' program logs them.
+
+    It counts the vocabulary as the ranks of the grid pad it (Megatron-AxoNN 885d2e7,
+    megatron/training.py, get_flops: padded_vocab_size), of which the head's products are, too.
+    """
+    scenario, configuration = prediction.scenario, prediction.configuration
+    padded = padded_vocabulary(scenario.model, CandidateTable.single(configuration))
+    model = replace(scenario.model, vocab_size=int(padded[0]))
+    flops = hardware_flops(replace(scenario, model=model), configuration.recompute)
+    return flops / prediction.step_seconds / scenario.job.n_gpus * 1e-12
+
+
 def _fraction_of_peak(row: Row, loaders: Loaders) -> tuple[float, str]:
     best = _best(row, loaders)
-    return best.hfu, _setting(best)
+    peak = best.scenario.machine.peak_flops_per_s(best.scenario.job.dtype)
+    return _logged_tflops_per_gpu(best) * 1e12 / peak, _setting(best)
 
 
 def _pflops(row: Row, loaders: Loaders) -> tuple[float, str]:
     best = _best(row, loaders)
-    return best.hardware_tflops_per_gpu * float(row["gpus"]) * 1e-3, _setting(best)
+    return _logged_tflops_per_gpu(best) * float(row["gpus"]) * 1e-3, _setting(best)
 
 
 def _step_seconds(row: Row, loaders: Loaders) -> tuple[float, str]:
@@ -163,7 +178,7 @@ def _step_seconds(row: Row, loaders: Loaders) -> tuple[float, str]:
 def _weak_scaling_efficiency(row: Row, loaders: Loaders) -> tuple[float, str]:
     best = _best(row, loaders)
     base = _best_tried(_search(row, loaders, row["base_gpus"], row["base_model"]))
-    efficiency = best.hardware_tflops_per_gpu / base.hardware_tflops_per_gpu
+    efficiency = _logged_tflops_per_gpu(best) / _logged_tflops_per_gpu(base)
     return efficiency, f"{_setting(best)}; base {_layout_text(base)}"
 
 

@@ -61,6 +61,12 @@ from axonn_tune.strategies.step_plan import plan_key, step_plan
 from axonn_tune.strategies.transformer import Transformer
 
 
+def padded_vocabulary(model: Model, table: CandidateTable) -> Array:
+    """Return the vocabulary as Megatron-AxoNN pads it for the tensor grid, shape (C,)."""
+    multiple = VOCABULARY_MULTIPLE * table.size("x") * table.size("y") * table.size("z")
+    return np.ceil(model.vocab_size / multiple) * multiple
+
+
 @dataclass(frozen=True)
 class Axonn4D:
     """The strategy with its options; `Strategy` describes the fields that are not listed here.
@@ -223,8 +229,7 @@ class Axonn4D:
         """Return the vocabulary that the tensor ranks share evenly, if the program pads it so."""
         if not self.engine.axonn.pads_vocabulary:
             return None
-        multiple = VOCABULARY_MULTIPLE * table.size("x") * table.size("y") * table.size("z")
-        return np.ceil(model.vocab_size / multiple) * multiple
+        return padded_vocabulary(model, table)
 
     def n_sharing(self, table: CandidateTable) -> Array | float:
         """Return the number of ranks that share a sequence."""

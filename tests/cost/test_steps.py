@@ -128,6 +128,34 @@ def test_eight_rings_of_frontier_share_a_node_as_was_seen(stride, size, nbytes, 
     assert moved / got == pytest.approx(bytes_per_s, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("stride", "gib_per_s"), [(1, 34.031), (2, 20.62), (4, 10.18), (8, 10.18 / 2), (16, 10.18 / 2)]
+)
+@pytest.mark.parametrize(("kind", "size"), [("all_gather", 64), ("reduce_scatter", 256)])
+def test_rings_of_frontier_that_share_a_node_get_what_the_authors_measured(
+    kind, size, stride, gib_per_s
+):
+    """Megatron-AxoNN 885d2e7, comm_model.py: comments beside the bandwidths of strides 1, 2 and 4.
+
+    More rings than four, of which the authors measured none, share what four got together.
+    """
+    nbytes = size * 16.0 * 2**20
+    got = seconds(load_machine("frontier-2024"), kind, stride, size, nbytes)
+    bytes_per_s = (size - 1) / size * nbytes / got
+    assert bytes_per_s == pytest.approx(gib_per_s * 2**30, rel=0.01)
+
+
+@pytest.mark.parametrize("n_rings", [2, 4])
+@pytest.mark.parametrize("chunk_kib", [32, 128, 256])
+def test_small_steps_of_rings_that_share_a_node_of_frontier_are_those_of_one(n_rings, chunk_kib):
+    """What was measured is a bandwidth: it says nothing of the steps of small chunks."""
+    machine = load_machine("frontier-2024")
+    nbytes = 256 * chunk_kib * 2.0**10
+    several = seconds(machine, "all_gather", n_rings, 256, nbytes)
+    alone = seconds(machine, "all_gather", 1, 256, n_rings * nbytes)
+    assert several == pytest.approx(alone)
+
+
 def machine_with_hops(points=RING[:2], outer=()):
     """A machine whose hops inside nodes of four were measured."""
     inner = replace(PLAIN.links[0], hop_steps=Steps("measured", "made up", points))

@@ -40,6 +40,12 @@ from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.reproduce.score import JudgedRun, memory_verdicts
 from axonn_tune.reproduce.steps import group_errors
 from axonn_tune.search.candidates import legal_placements
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import grid_layout
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.step.predict import predict
+from axonn_tune.strategies.axonn4d import Axonn4D
 
 LOADERS = Loaders(load_model, load_machine, load_engine)
 
@@ -237,6 +243,27 @@ def test_alps_has_a_batch_that_its_gpus_can_share():
     flops, _ = compare_runs(rows, LOADERS)
     assert "batch of 6144 assumed" in flops.setting
     assert abs(flops.error_fraction) < 0.25
+
+
+def test_the_flops_of_axonns_runs_count_the_vocabulary_as_the_grid_pads_it():
+    """Megatron-AxoNN 885d2e7, get_flops: 96 B s l h^2 (1 + s/6h + V/16lh), of the padded V."""
+    rows = [row for row in load_published("axonn") if row["machine"] == "perlmutter"]
+    (row,) = [row for row in rows if row["model"] == "5b"]
+    (run,) = compare_runs([row], LOADERS)
+    assert "grid 1x1x32x16, micro-batch 16" in run.setting
+    n_layers, hidden, batch, seq_len, vocabulary = 24, 4096, 8192, 2048, 13 * 128 * 32
+    of_block = 96 * batch * seq_len * n_layers * hidden**2
+    of_head = vocabulary / (16 * n_layers * hidden)
+    flops = of_block * (1 + seq_len / (6 * hidden) + of_head)
+    scenario = Scenario(
+        LOADERS.model("5b"),
+        Job(512, batch, seq_len, dropout=True),
+        LOADERS.machine("perlmutter"),
+        Axonn4D(engine=LOADERS.engine("axonn-sc24")),
+    )
+    configuration = Configuration(grid_layout(1, 1, 32, 16), micro_batch=16, recompute="full")
+    step_seconds = predict(scenario, configuration).step_seconds
+    assert run.predicted * 1e15 * step_seconds == pytest.approx(flops)
 
 
 def test_the_runs_with_overlap_keep_their_weights_on_the_grid_of_their_script():
