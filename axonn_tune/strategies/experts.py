@@ -198,6 +198,14 @@ def experts_of(shapes: Shapes, block: Block) -> ExpertShapes | None:
     return ExpertShapes(shapes, experts) if block.has_experts and experts is not None else None
 
 
+def saved_at_inner_widths(shapes: Shapes, block: Block) -> Array:
+    """Return the bytes that the layers of a block, or its experts, save at their inner widths."""
+    experts = experts_of(shapes, block)
+    if experts is None:
+        return shapes.inner_bytes
+    return shapes.attention_bytes + experts.saved_bytes
+
+
 def stored_experts(shapes: Shapes, layers: Sequence[int]) -> Array | float:
     """Return how many parameters of routed experts a rank stores in some layers, shape (C,)."""
     model = shapes.model

@@ -23,7 +23,7 @@ from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.engine import ZeroProgram, value_or
 from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.adapters import adapter_shape
-from axonn_tune.strategies.experts import ExpertShapes, experts_of
+from axonn_tune.strategies.experts import ExpertShapes, experts_of, saved_at_inner_widths
 from axonn_tune.strategies.optimizer import N_MOMENTS
 from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.units import GatherUnit
@@ -326,10 +326,7 @@ def _saved_by_block(shapes: Shapes, block: Block, program: ZeroProgram) -> Array
     # counts them so already where weights are frozen.
     n_parts = shapes.y if shapes.job.trains_weights else 1.0
     norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes * n_parts
-    inner_bytes = shapes.inner_bytes
-    experts = experts_of(shapes, block)
-    if experts is not None:
-        inner_bytes = shapes.attention_bytes + experts.saved_bytes
+    inner_bytes = saved_at_inner_widths(shapes, block)
     saved = norm_bytes + inner_bytes + shapes.saved_score_bytes + shapes.adapter_bytes
     return saved + _kept_by_eager_kernels(shapes, block, program) if program.runs_eagerly else saved
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.engine import value_or
 from axonn_tune.spec.plan import Size
-from axonn_tune.strategies.experts import ExpertShapes
+from axonn_tune.strategies.experts import ExpertShapes, experts_of
 from axonn_tune.strategies.shapes import Shapes
 
 
@@ -59,8 +59,9 @@ def discarded_bytes(shapes: Shapes, block: Block, score_bytes: Size) -> Size:
     nbytes = _of_attention(shapes, score_bytes)
     for norm in norms_again(shapes, block):
         nbytes = nbytes + shapes.norm_output_of_one + saved_beside(shapes, block)[norm]
-    if block.has_experts and shapes.model.experts is not None:
-        return nbytes + _of_experts(ExpertShapes(shapes, shapes.model.experts), shapes)
+    experts = experts_of(shapes, block)
+    if experts is not None:
+        return nbytes + _of_experts(experts)
     if "mlp" in shapes.recomputed_modules:
         nbytes = nbytes + shapes.inner_bytes - shapes.attention_bytes
     return nbytes
@@ -84,9 +85,9 @@ def _of_attention(shapes: Shapes, score_bytes: Size) -> Size:
     return nbytes
 
 
-def _of_experts(sizes: ExpertShapes, shapes: Shapes) -> Size:
+def _of_experts(sizes: ExpertShapes) -> Size:
     """Return the bytes that a layer of experts does not save."""
-    modules = shapes.recomputed_modules
+    modules = sizes.shapes.recomputed_modules
     if "moe" in modules:
         return sizes.saved_bytes
     nbytes: Size = 0.0
