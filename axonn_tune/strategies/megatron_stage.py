@@ -155,7 +155,7 @@ def stored_matrices(shapes: Shapes, layers: Sequence[int]) -> Array:
     total = stored_experts(shapes, layers) * np.ones(len(shapes.table))
     for block, count in shapes.model.counts(layers).items():
         for linear in shapes.model.linears_of(block):
-            total = total + count * linear.parameters / (tensor if linear.is_split else 1.0)
+            total = total + count * linear.elements_on_rank(tensor)
     return total
 
 
@@ -170,7 +170,7 @@ def elements_of_kinds(shapes: Shapes, layers: Sequence[int], last: bool) -> Arra
     linears = {linear for block in blocks for linear in model.linears_of(block)}
     total = last * model.head.parameters / tensor
     for linear in linears:
-        total = total + linear.parameters / (tensor if linear.is_split else 1.0)
+        total = total + linear.elements_on_rank(tensor)
     if any(block.has_experts for block in blocks):
         total = total + model.expert_parameters / shapes.expert_tensor
     return total
