@@ -44,7 +44,7 @@ from axonn_tune.strategies.fetches import (
     backward_fetches,
     fetched_each_time,
 )
-from axonn_tune.strategies.fsdp2 import Kept, fsdp2_memory, fsdp2_stage_memory
+from axonn_tune.strategies.fsdp2 import Fsdp2Memory, Kept
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
     broken_frozen_rules,
@@ -260,15 +260,8 @@ class Zero:
             return neediest(self._memory_of_stages(shapes))
         sharding = self.sharding
         offload = self.engine.offload_in(job)
-        sharing = self.shared_sequences(shapes)
         if self.engine.zero.is_fsdp2:
-            terms = fsdp2_memory(
-                shapes,
-                self.units(shapes),
-                self.engine.zero,
-                self._kept(job),
-                sharing.working_bytes,
-            )
+            terms = self._fsdp2_memory(shapes, self.units(shapes)).peak()
             if offload is not None:
                 # In the end the host holds all gradients, and the GPU holds none.
                 owned = self.trained_share(shapes, sharding.gradients)
@@ -276,6 +269,7 @@ class Zero:
             return terms
         transposes = self.gathers_low(job) and job.transposes_operands
         ends = self.ends(shapes).values()
+        sharing = self.shared_sequences(shapes)
         return zero_memory(
             shapes, self.units(shapes), ends, sharding, self.engine, sharing, transposes
         )
@@ -295,14 +289,14 @@ class Zero:
     ) -> dict[str, Array]:
         """Return the bytes by term of one stage, which holds `held` layers' activations at once."""
         units = self._units_of(shapes, layers, first, last)
-        attention_buffers = self.shared_sequences(shapes).working_bytes
-        kept, program = self._kept(shapes.job), self.engine.zero
-        return fsdp2_stage_memory(shapes, units, program, kept, attention_buffers, held, last)
+        return self._fsdp2_memory(shapes, units).peak_of_stage(held, last)
 
-    def _kept(self, job: Job) -> Kept:
-        """Return what a rank of FSDP2 keeps."""
-        sharding, element_bytes = self.sharding, self.kept_element_bytes(job)
-        return Kept(sharding.weights, element_bytes, self.keeps_blocks, sharding.reduced_once)
+    def _fsdp2_memory(self, shapes: Shapes, units: Sequence[GatherUnit]) -> Fsdp2Memory:
+        """Return the memory of a rank of FSDP2 that has these units."""
+        sharding, element_bytes = self.sharding, self.kept_element_bytes(shapes.job)
+        kept = Kept(sharding.weights, element_bytes, self.keeps_blocks, sharding.reduced_once)
+        buffers = self.shared_sequences(shapes).working_bytes
+        return Fsdp2Memory(shapes, units, self.engine.zero, kept, buffers)
 
     def kept_element_bytes(self, job: Job) -> float:
         """Return the bytes of an element of the shards of gradients: torch's are in fp32."""
