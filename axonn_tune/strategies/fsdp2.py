@@ -100,10 +100,8 @@ class Fsdp2Memory:
         for moment in self._moments():
             reduced, gathered = moment.n_reduced * block.gradient_bytes, moment.gathered
             if self.program.reserves_by_stream:
-                reduced, gathered = (
-                    self._stored,
-                    gathered + block.parameters + self._root.parameters,
-                )
+                reduced = self._stored
+                gathered = gathered + block.parameters + self._root.parameters
             n_left = shapes.n_backward - moment.n_done
             left = n_left * shapes.saved_by_layers(block.saved, shapes.n_backward)
             terms.append(

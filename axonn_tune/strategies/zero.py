@@ -62,7 +62,7 @@ from axonn_tune.strategies.torch_context import TorchRing
 from axonn_tune.strategies.transformer import Transformer
 from axonn_tune.strategies.units import GatherUnit, gathers_per_block
 from axonn_tune.strategies.zero_communication import ZeroCommunication
-from axonn_tune.strategies.zero_memory import zero_memory
+from axonn_tune.strategies.zero_memory import ZeroMemory
 
 
 @dataclass(frozen=True)
@@ -268,11 +268,11 @@ class Zero:
                 terms["gradients"] = owned * FP32_BYTES
             return terms
         transposes = self.gathers_low(job) and job.transposes_operands
-        ends = self.ends(shapes).values()
+        ends = list(self.ends(shapes).values())
         sharing = self.shared_sequences(shapes)
-        return zero_memory(
-            shapes, self.units(shapes), ends, sharding, self.engine, sharing, transposes
-        )
+        units = self.units(shapes)
+        memory = ZeroMemory(shapes, units, ends, sharding, self.engine, sharing, transposes)
+        return memory.peak()
 
     def first_stage_memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of a rank in the first stage by term, each of shape (C,)."""
@@ -417,15 +417,15 @@ class Zero:
         n_gathers = np.where(is_spread, 1.0, 0.0)
         n_reductions = n_gathers * shapes.job.trains_weights
         experts = GatherUnit(
-            "experts",
-            block.count,
-            routed,
-            trained,
-            block.n_trained,
-            routed,
-            n_gathers,
-            n_reductions,
-            EXPERT_REPLICAS,
+            name="experts",
+            count=block.count,
+            parameters=routed,
+            trained=trained,
+            n_trained=block.n_trained,
+            gathered=routed,
+            n_calls=n_gathers,
+            n_reductions=n_reductions,
+            sharded_over=EXPERT_REPLICAS,
         )
         return root, block, experts
 
@@ -476,12 +476,19 @@ class Zero:
         bucket_elements = self.engine.zero.bucket_elements
         if bucket_elements:
             n_reductions = np.minimum(n_calls, trained / bucket_elements)
-        whole, sent = weights + added, gathered + added
         low: Size = 0.0
         if layers and self.gathers_low(job):
             low = stage_parameters(model, layers, False, False)[0] / count / shapes.y
         return GatherUnit(
-            name, count, whole, trained, n_trained, sent, n_calls, n_reductions, low=low
+            name=name,
+            count=count,
+            parameters=weights + added,
+            trained=trained,
+            n_trained=n_trained,
+            gathered=gathered + added,
+            n_calls=n_calls,
+            n_reductions=n_reductions,
+            low=low,
         )
 
     def _mean_weights(self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool) -> Size:
