@@ -73,14 +73,13 @@ def _of_attention(shapes: Shapes, score_bytes: Size) -> Size:
     The product that follows saves attention's output as its own input, unless it saves a cast copy.
     """
     modules = shapes.recomputed_modules
-    recipe = shapes.job.recipe
     nbytes: Size = 0.0
     if "mla_up_proj" in modules:
         factor = value_or(shapes.memory.attention_factor, 1.0)
         nbytes = nbytes + factor * shapes.up_projected_bytes
     if "core_attn" in modules:
         nbytes = nbytes + score_bytes
-        if recipe is not None and recipe.saves_attention_cast:
+        if shapes.job.saves_attention_cast:
             nbytes = nbytes + shapes.linears["proj"].input_bytes
     return nbytes
 

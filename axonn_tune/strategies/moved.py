@@ -101,7 +101,6 @@ def _of_attention(shapes: Shapes) -> dict[str, Size]:
 
     The latter is the same tensor as attention's output, unless the product saves a cast copy.
     """
-    recipe = shapes.job.recipe
     modules = shapes.recomputed_modules
     factor = value_or(shapes.memory.attention_factor, 1.0)
     proj = shapes.linears["proj"]
@@ -111,7 +110,7 @@ def _of_attention(shapes: Shapes) -> dict[str, Size]:
     elif "mla_up_proj" not in modules:
         inputs = shapes.up_projected_bytes - shapes.latent_bytes
     output = proj.input_bytes
-    if recipe is not None and recipe.saves_attention_cast:
+    if shapes.job.saves_attention_cast:
         output = proj.gathered_input_bytes
         inputs = inputs + (0.0 if "core_attn" in modules else proj.input_bytes)
     return {"core_attn": factor * inputs, "attn_proj": factor * output}

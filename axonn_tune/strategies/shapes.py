@@ -83,6 +83,11 @@ class LinearShape:
     products: tuple[tuple[str, Array], ...]
 
     @property
+    def n_elements(self) -> Array:
+        """The number of elements of the gathered weight block."""
+        return self.k * self.n
+
+    @property
     def modes(self) -> tuple[str, str, str]:
         """The modes of the products that form the output, dI and dW."""
         return _TRANSPOSED_MODES if self.is_stored_transposed else _MODES
@@ -334,6 +339,11 @@ class Shapes:
         return operand_bytes(self.attention_format) if self.attention_format else self.element_bytes
 
     @property
+    def residual_is_split(self) -> bool:
+        """Whether ranks split the residual stream by tokens, for some candidate at least."""
+        return bool(np.any(np.asarray(self.residual_split) > 1.0))
+
+    @property
     def own_tokens(self) -> Array:
         """The tokens of a micro-batch that the rank holds between blocks."""
         return self.tokens / self.residual_split
@@ -491,10 +501,10 @@ class Shapes:
     def _saved_after_attention(self) -> Array | float:
         """The bytes of another copy of attention's output, cast or after dropout, for dW."""
         shape = self.linears["proj"]
-        adapters, recipe = self.job.adapters, self.job.recipe
+        adapters = self.job.adapters
         if adapters is not None:
             return self.saved_of_input("proj", shape.input_bytes) if adapters.dropout else 0.0
-        if recipe is not None and recipe.saves_attention_cast:
+        if self.job.saves_attention_cast:
             return shape.gathered_input_bytes
         return 0.0
 
