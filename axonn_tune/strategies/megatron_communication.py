@@ -21,7 +21,7 @@ from axonn_tune.spec.names import (
     RECOMPUTE,
 )
 from axonn_tune.spec.plan import Array, Size
-from axonn_tune.strategies.attention import copy_heads
+from axonn_tune.strategies.attention import copied_heads
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import context_parallelism
@@ -199,18 +199,10 @@ class MegatronCommunication(SequenceParallel):
         """Run attention over sequences that the context group shares, if it is fused."""
         if self.shapes.job.attention == "unfused":
             super().attend(host, chain, window)
-        else:
-            kind = self.options.context_kind
-            if chain != BACKWARD:
-                self._copy_heads(host, chain)
-            context_parallelism(kind, self.shapes).attend(host, chain, window)
-            if chain == BACKWARD:
-                self._copy_heads(host, chain)
-
-    def _copy_heads(self, host: HostProgram, chain: str) -> None:
-        """Copy heads out of the product that formed them, or join their gradients."""
-        if self.options.engine.megatron.copies_heads:
-            copy_heads(host, self.shapes, chain)
+            return
+        context = context_parallelism(self.options.context_kind, self.shapes)
+        with copied_heads(host, self.shapes, chain, self.options.engine.megatron.copies_heads):
+            context.attend(host, chain, window)
 
     @property
     def transfer_bytes(self) -> Array:
@@ -385,7 +377,7 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _in_mean_block(self) -> tuple[Array, Array]:
-        """Return both numbers, averaged over the blocks that have a backward pass."""
+        """Both numbers, averaged over the blocks that have a backward pass."""
         layers = range(self.shapes.model.n_layers)
         dense, experts = trained_parameters(self.shapes, layers, False, False)
         return dense / self.shapes.n_backward, experts / self.shapes.n_backward
