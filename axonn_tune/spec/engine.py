@@ -550,7 +550,7 @@ class OffloadProgram:
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """Return all terms of a rank's memory that are in the host's memory."""
+        """The terms of a rank's memory that are in the host's memory."""
         return (*self.moved, HOST_COPIES)
 
 

@@ -292,18 +292,15 @@ class Mixture:
         self, layer: str, name: str, m: Size, n: Size, k: Size, mode: str, sum_bytes: float = 0.0
     ) -> GroupedGemm:
         """Return the products of all local experts, each with these sizes."""
-        at_once = self.sizes.shapes.experts_at_once
-        groups = self.sizes.n_local
-        number_format = self.casts.number_format(layer)
         return GroupedGemm(
             name,
             m,
             n,
             k,
             mode,
-            number_format=number_format,
-            n_groups=groups,
-            n_at_once=at_once,
+            number_format=self.casts.number_format(layer),
+            n_groups=self.sizes.n_local,
+            n_at_once=self.sizes.shapes.experts_at_once,
             sum_bytes=sum_bytes,
             n_issues=self.casts.n_issues_of_expert(layer, mode),
         )

@@ -162,7 +162,7 @@ class Zero:
 
     @property
     def compute_key(self) -> tuple[str, ...]:
-        """Return all axes and the micro-batch, since kernels that pack messages work on shards."""
+        """All axes and the micro-batch, since kernels that pack messages work on shards."""
         return (*self.axes.sized, "micro_batch")
 
     def overlap_of(self, job: Job) -> Overlap:
