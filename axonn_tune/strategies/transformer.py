@@ -309,10 +309,8 @@ class Transformer:
         `following` is the weight that is used next after the block, in any chain; `has_next_block`
         says whether another block of this chain follows.
         """
-        attention, mlp = (
-            [Weight(chain, linear.name) for linear in linears]
-            for linears in (self._model.attention_linears, self._model.mlp_linears_of(block))
-        )
+        attention = [Weight(chain, linear.name) for linear in self._model.attention_linears]
+        mlp = [Weight(chain, linear.name) for linear in self._model.mlp_linears_of(block)]
         followings = dict(zip([*attention, *mlp], [*attention[1:], *mlp, following], strict=True))
         *before_attention, proj = attention
         self.communication.begin_block(host, chain)
