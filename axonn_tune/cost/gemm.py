@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
@@ -131,7 +131,7 @@ class Products:
         self._machine = machine
         self._dtype = dtype
         self._curve = EfficiencyCurve.of(machine, dtype)
-        self._correction = _nearest_correction(machine, dtype)
+        self._correction = nearest_correction(machine, dtype, machine.gemm.points, _correction)
 
     def seconds(self, m: Size, n: Size, k: Size, mode: str, kernel_tuning: bool) -> Array:
         """Return the time of an (m x k) times (k x n) product.
@@ -183,26 +183,24 @@ class Products:
         return CURVE_ERROR if self._correction is None else self._correction.leave_one_out_error()
 
 
-def nearest_points(
-    machine: Machine, dtype: str, points: Sequence[AnyProduct]
-) -> tuple[str, tuple[AnyProduct, ...]] | None:
-    """Return a format with its points, or else the nearest one that has some; None without any.
+def nearest_correction(
+    machine: Machine,
+    dtype: str,
+    points: Sequence[AnyProduct],
+    fitted: Callable[[EfficiencyCurve, tuple[AnyProduct, ...]], Spline],
+) -> Spline | None:
+    """Return the correction by points of a format, or else of the nearest one that has some.
 
-    The points of a similar format stand for those of a format that was not measured.
+    The points of a similar format stand for those of a format that was not measured. Without any
+    there is no correction. `fitted` finds the correction of a curve.
     """
     low_format = FORMATS.get(dtype)
     near: Sequence[str] = () if low_format is None else low_format.nearest
     for known in (dtype, *near):
         own = tuple(point for point in points if point.dtype == known)
         if own and known in machine.gpu.peak_flops_per_s:
-            return known, own
+            return fitted(EfficiencyCurve.of(machine, known), own)
     return None
-
-
-def _nearest_correction(machine: Machine, dtype: str) -> Spline | None:
-    """Return the correction by points of a format, or of the nearest one that has points."""
-    found = nearest_points(machine, dtype, machine.gemm.points)
-    return found and _correction(EfficiencyCurve.of(machine, found[0]), found[1])
 
 
 @lru_cache(maxsize=64)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from axonn_tune.cost.curve import Spline
-from axonn_tune.cost.gemm import EfficiencyCurve, Products, coordinates, nearest_points
+from axonn_tune.cost.gemm import EfficiencyCurve, Products, coordinates, nearest_correction
 from axonn_tune.spec.candidates import distinct
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import Array, GroupedGemm
@@ -26,7 +26,8 @@ class GroupedProducts:
     def __init__(self, machine: Machine, dtype: str, products: Products) -> None:
         self._products = products
         self._curve = EfficiencyCurve.of(machine, dtype)
-        self._correction = _nearest_correction(machine, dtype)
+        points = machine.gemm.grouped_points
+        self._correction = nearest_correction(machine, dtype, points, _fitted)
 
     def seconds(self, operation: GroupedGemm) -> Array:
         """Return the time of an operation, in the shape of its sizes."""
@@ -44,12 +45,6 @@ class GroupedProducts:
             points = _coordinates(m, n, k, n_groups, [mode] * m.size)
             seconds = seconds * np.exp(self._correction(points))
         return seconds[group_of].reshape(sizes[0].shape)
-
-
-def _nearest_correction(machine: Machine, dtype: str) -> Spline | None:
-    """Return the correction by points of a format, or of the nearest one that has points."""
-    found = nearest_points(machine, dtype, machine.gemm.grouped_points)
-    return found and _fitted(EfficiencyCurve.of(machine, found[0]), found[1])
 
 
 def _fitted(curve: EfficiencyCurve, points: Sequence[GroupedGemmPoint]) -> Spline:

@@ -44,6 +44,10 @@ class Linear:
         """The number of elements of the weight, without the bias."""
         return float(self.n_in) * self.n_out
 
+    def elements_on_rank(self, tensor: npt.NDArray[np.float64]) -> npt.NDArray[np.float64] | float:
+        """Return how many of them a rank of a tensor group holds, by the size of the group."""
+        return self.parameters / tensor if self.is_split else self.parameters
+
 
 class Block(NamedTuple):
     """What distinguishes one layer of a model from its other layers.

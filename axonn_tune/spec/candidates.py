@@ -240,13 +240,8 @@ class CandidateTable:
 
     def executed(self, recompute: str, n_virtual: int) -> CandidateTable:
         """Return the same rows with another recomputation and number of virtual stages."""
-        return CandidateTable(
-            self.placements,
-            self.placement,
-            self.micro_batch,
-            np.full(len(self), recompute_code(recompute)),
-            np.full(len(self), n_virtual),
-        )
+        codes = np.full(len(self), recompute_code(recompute))
+        return replace(self, recompute=codes, n_virtual=np.full(len(self), n_virtual))
 
     def joined(self, other: CandidateTable) -> CandidateTable:
         """Return the rows of this table and of another one over the same placements."""

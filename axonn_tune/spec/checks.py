@@ -31,10 +31,9 @@ def require_between(owner: str, name: str, value: float, low: float, high: float
         raise InputError(f"{owner}: {name} is {value!r}; allowed: {low:g} to {high:g}")
 
 
-def require_amount(owner: str, name: str, value: float, hint: str = "") -> None:
+def require_amount(owner: str, name: str, value: float) -> None:
     """Raise InputError unless the value is a possible number of bytes or FLOPs, or a rate."""
-    if not (1.0 <= value <= LARGEST_AMOUNT):
-        raise InputError(f"{owner}: {name} is {value!r}; allowed: 1 to {LARGEST_AMOUNT:g}{hint}")
+    require_between(owner, name, value, 1.0, LARGEST_AMOUNT)
 
 
 def require_wait(owner: str, name: str, value: float) -> None:

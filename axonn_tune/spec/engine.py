@@ -7,18 +7,19 @@ really launched and moved, in one place and before they are priced: `Engine.as_r
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import (
     LARGEST_AMOUNT,
+    LONGEST_WAIT_SECONDS,
     require_amount,
     require_between,
     require_choice,
     require_count,
     require_name,
-    require_wait,
 )
 from axonn_tune.spec.job import MOMENT_BYTES, Job
 from axonn_tune.spec.layout import CONTEXT, TENSOR
@@ -72,6 +73,14 @@ EVERY_KERNEL = "every"
 def value_or(quantity: Quantity | None, default: float) -> float:
     """Return the value of a fact, or the default where the engine states none."""
     return default if quantity is None else quantity.value
+
+
+def _require_facts(owner: str, facts: Any, names: Iterable[str], low: float, high: float) -> None:
+    """Raise InputError unless all of some facts that an engine states lie in ``[low, high]``."""
+    for name in names:
+        quantity = getattr(facts, name)
+        if quantity is not None:
+            require_between(owner, name, quantity.value, low, high)
 
 
 @dataclass(frozen=True)
@@ -130,10 +139,8 @@ class AxonnProgram:
 
     def __post_init__(self) -> None:
         require_choice("axonn", "reduction", self.reduction, (BUCKETS, WHOLE, PARAMETERS))
-        for name in ("forward_copies", "backward_copies", "shard_copies"):
-            quantity = getattr(self, name)
-            if quantity is not None:
-                require_between("axonn", name, quantity.value, 0.0, LARGEST_FACTOR)
+        copies = ("forward_copies", "backward_copies", "shard_copies")
+        _require_facts("axonn", self, copies, 0.0, LARGEST_FACTOR)
         if self.gathered_element_bytes is not None:
             require_between("axonn", "gathered_element_bytes", self.gathered_element_bytes, 0.5, 8)
 
@@ -313,8 +320,7 @@ class MegatronProgram(SharedFacts):
         require_amount("megatron", "bucket_elements", self.bucket_elements)
         per_replica = self.bucket_elements_per_replica
         require_between("megatron", "bucket_elements_per_replica", per_replica, 0, LARGEST_AMOUNT)
-        if self.view_seconds is not None:
-            require_wait("megatron", "view_seconds", self.view_seconds.value)
+        _require_facts("megatron", self, ("view_seconds",), 0.0, LONGEST_WAIT_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -507,10 +513,8 @@ class ZeroProgram(SharedFacts):
         require_between("zero", "experts_at_once", self.experts_at_once, 1, math.inf)
         if self.reduced_element_bytes is not None:
             require_between("zero", "reduced_element_bytes", self.reduced_element_bytes, 0.5, 8)
-        for name in ("view_seconds", "slice_seconds"):
-            quantity = getattr(self, name)
-            if quantity is not None:
-                require_wait("zero", name, quantity.value)
+        waits = ("view_seconds", "slice_seconds")
+        _require_facts("zero", self, waits, 0.0, LONGEST_WAIT_SECONDS)
 
     @property
     def is_of_torch(self) -> bool:
@@ -549,7 +553,7 @@ class OffloadProgram:
 
     @property
     def terms(self) -> tuple[str, ...]:
-        """Return all terms of a rank's memory that are in the host's memory."""
+        """The terms of a rank's memory that are in the host's memory."""
         return (*self.moved, HOST_COPIES)
 
 
@@ -571,13 +575,10 @@ class KernelForm:
     launches: Quantity | None = None
 
     def __post_init__(self) -> None:
-        if self.traffic is not None:
-            require_between("kernel form", "traffic", self.traffic.value, 0.1, LARGEST_FACTOR)
-        if self.strided is not None:
-            most = value_or(self.traffic, 1.0)
-            require_between("kernel form", "strided", self.strided.value, 0.0, most)
-        if self.launches is not None:
-            require_between("kernel form", "launches", self.launches.value, 1.0, LARGEST_FACTOR)
+        owner = "kernel form"
+        _require_facts(owner, self, ("traffic",), 0.1, LARGEST_FACTOR)
+        _require_facts(owner, self, ("strided",), 0.0, value_or(self.traffic, 1.0))
+        _require_facts(owner, self, ("launches",), 1.0, LARGEST_FACTOR)
 
     def of(self, kernel: MemoryBound) -> MemoryBound:
         """Return a fused kernel as the engine carries it out."""
@@ -650,20 +651,13 @@ class MemoryForm:
     held_back_tensors: Quantity | None = None
 
     def __post_init__(self) -> None:
-        for name, smallest in (
-            ("attention_factor", 0.1),
-            ("mlp_factor", 0.1),
-            ("logit_bytes", 0.0),
-            ("split_logit_bytes", 0.0),
-            ("unsummed_bytes", 0.0),
-            ("dummy_gradient_bytes", 0.0),
-            ("attention_output_bytes", 0.5),
-            ("activation_input_bytes", 0.5),
-            ("held_back_tensors", 0.0),
+        for smallest, names in (
+            (0.1, ("attention_factor", "mlp_factor")),
+            (0.5, ("attention_output_bytes", "activation_input_bytes")),
+            (0.0, ("logit_bytes", "split_logit_bytes", "unsummed_bytes")),
+            (0.0, ("dummy_gradient_bytes", "held_back_tensors")),
         ):
-            quantity = getattr(self, name)
-            if quantity is not None:
-                require_between("memory", name, quantity.value, smallest, LARGEST_FACTOR)
+            _require_facts("memory", self, names, smallest, LARGEST_FACTOR)
 
 
 @dataclass(frozen=True)
@@ -765,17 +759,9 @@ class Engine:
         for kernel in self.kernels:
             require_choice(owner, "kernel", kernel, (EVERY_KERNEL, *MEMORY_KERNELS))
         require_choice(owner, "attention_library", self.attention_library, ATTENTION_LIBRARIES)
-        if self.attention_rate is not None:
-            require_between(owner, "attention_rate", self.attention_rate.value, 0.01, 10.0)
-        for name in (
-            "issue_seconds",
-            "mixture_issue_seconds",
-            "expert_issue_seconds",
-            "stage_wait_seconds",
-        ):
-            quantity = getattr(self, name)
-            if quantity is not None:
-                require_wait(owner, name, quantity.value)
+        _require_facts(owner, self, ("attention_rate",), 0.01, 10.0)
+        issues = ("issue_seconds", "mixture_issue_seconds", "expert_issue_seconds")
+        _require_facts(owner, self, (*issues, "stage_wait_seconds"), 0.0, LONGEST_WAIT_SECONDS)
         if self.name and not self.strategies:
             raise InputError(f"{owner}: strategies is empty; name at least one")
 

@@ -188,6 +188,11 @@ class Job:
         return operand_bytes(self.product_format)
 
     @property
+    def saves_attention_cast(self) -> bool:
+        """Whether proj saves a cast copy of what attention saves, too (see `Recipe`)."""
+        return self.recipe is not None and self.recipe.saves_attention_cast
+
+    @property
     def drops_scores_within_attention(self) -> bool:
         """Whether fused attention drops scores itself; unfused attention has a kernel for that."""
         return self.dropout and self.attention == "flash"

@@ -325,8 +325,11 @@ class Model:
 
     def linears_of(self, block: Block) -> tuple[Linear, ...]:
         """Return the weights of a layer in forward order, without router and routed experts."""
-        mlp = self.shared_linears if block.has_experts else self.mlp_linears
-        return (*self.attention_linears, *mlp)
+        return (*self.attention_linears, *self.mlp_linears_of(block))
+
+    def mlp_linears_of(self, block: Block) -> tuple[Linear, ...]:
+        """Return the weights of a layer's MLP or of its shared experts; empty without either."""
+        return self.shared_linears if block.has_experts else self.mlp_linears
 
     @property
     def block_linears(self) -> tuple[Linear, ...]:
@@ -397,8 +400,7 @@ class Model:
         It has a block like the last layer, a projection and three norms. Embedding and head are the
         model's (DeepSeek-V3, arXiv 2412.19437, section 2.2).
         """
-        n_experts = self.experts.n_experts if self.experts is not None else 0
-        block = self._parameters_of(self.blocks[-1], n_experts)
+        block = self._parameters_of(self.blocks[-1], self.n_experts)
         block += self.norms_per_block * self.norm_parameters + self.head_norm_parameters
         return block + self.mtp_projection.parameters + 3.0 * self.norm_parameters
 
@@ -413,8 +415,13 @@ class Model:
 
     @property
     def norm_parameters(self) -> int:
-        """The number of elements of one norm: a gain, and a shift for layer norm."""
-        return self.hidden_size * (2 if self.norm == "layer" else 1)
+        """The number of elements of one norm."""
+        return self.hidden_size * self.vectors_per_norm
+
+    @property
+    def vectors_per_norm(self) -> int:
+        """The number of vectors of one norm: a gain, and a shift for layer norm."""
+        return 2 if self.norm == "layer" else 1
 
     @property
     def n_norms(self) -> int:
@@ -446,8 +453,7 @@ class Model:
         """The number of gains, shifts and biases in a whole model without experts."""
         n_biases = sum(linear.bias for linear in self.block_linears)
         n_head_norms = 2 if self.head_norm_parameters else 0
-        of_norms = self.n_norms * (2 if self.norm == "layer" else 1)
-        return of_norms + self.n_layers * (n_biases + n_head_norms)
+        return self.n_norms * self.vectors_per_norm + self.n_layers * (n_biases + n_head_norms)
 
     @property
     def position_parameters(self) -> int:
@@ -457,14 +463,12 @@ class Model:
     @property
     def parameters(self) -> float:
         """The number of trainable elements, with the vocabulary as published (not padded)."""
-        n_experts = self.experts.n_experts if self.experts is not None else 0
-        return self._parameters_with(n_experts)
+        return self._parameters_with(self.n_experts)
 
     @property
     def active_parameters(self) -> float:
         """The number of trainable elements that one token passes through; embeddings count."""
-        top_k = self.experts.top_k if self.experts is not None else 0
-        return self._parameters_with(top_k)
+        return self._parameters_with(self._top_k)
 
     def _parameters_with(self, n_experts: int) -> float:
         """Return the number of elements with some experts in each layer that has any."""
@@ -506,10 +510,9 @@ class Model:
             trained -= self.position_parameters + matrix * (not self.tied_embeddings)
         if frozen.head:
             trained -= self.norm_parameters + matrix
-        n_experts = self.experts.n_experts if self.experts is not None else 0
         of_norms = self.norms_per_block * self.norm_parameters + self.head_norm_parameters
         for block, count in self.counts(range(frozen.n_layers)).items():
-            trained -= count * (self._parameters_of(block, n_experts) + of_norms)
+            trained -= count * (self._parameters_of(block, self.n_experts) + of_norms)
         return trained
 
     def model_flops(
@@ -672,8 +675,12 @@ class Model:
     @property
     def _active_expert_parameters(self) -> float:
         """The elements of a layer's router and of the routed experts that a token passes."""
-        top_k = self.experts.top_k if self.experts is not None else 0
-        return self.router_parameters + top_k * self.expert_parameters
+        return self.router_parameters + self._top_k * self.expert_parameters
+
+    @property
+    def _top_k(self) -> int:
+        """The number of routed experts that a token passes in a layer that has some."""
+        return 0 if self.experts is None else self.experts.top_k
 
     def _attention_flops(self, seq_len: float, block: Block) -> float:
         """Return the FLOPs of a layer's attention for one token in a forward pass."""

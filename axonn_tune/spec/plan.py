@@ -459,7 +459,7 @@ class Pipeline:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """Return all different virtual stages."""
+        """All different virtual stages."""
         return (self.first, self.middle, self.last, *self.others)
 
     def n_synchronised(self, candidates: CandidateTable) -> tuple[Size, Size]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from axonn_tune.spec.machine import LinkLevel, Machine, Quantity, Steps
+from axonn_tune.spec.machine import LinkLevel, Machine, Quantity
 from axonn_tune.spec.points import (
     AttentionPoint,
     GemmPoint,
@@ -199,9 +199,7 @@ def _link_bandwidth(machine: Machine, index: int) -> Resource:
                 replace(share, bandwidth_bytes_per_s=share.bandwidth_bytes_per_s.scaled(factor))
                 for share in link.ring_shares
             ),
-            ring_steps=_changed_steps(link.ring_steps, bandwidth=factor),
-            tree_steps=_changed_steps(link.tree_steps, bandwidth=factor),
-            hop_steps=_changed_steps(link.hop_steps, bandwidth=factor),
+            **_changed_steps(link, bandwidth=factor),
         )
         rings = tuple(
             replace(ring, bandwidth_bytes_per_s=ring.bandwidth_bytes_per_s.scaled(factor))
@@ -234,9 +232,7 @@ def _link_latency(machine: Machine, index: int) -> Resource:
             kind_latency_seconds={
                 kind: q.scaled(1.0 / factor) for kind, q in link.kind_latency_seconds.items()
             },
-            ring_steps=_changed_steps(link.ring_steps, latency=factor),
-            tree_steps=_changed_steps(link.tree_steps, latency=factor),
-            hop_steps=_changed_steps(link.hop_steps, latency=factor),
+            **_changed_steps(link, latency=factor),
         )
         points = _changed_points(machine, index, latency=factor)
         return replace(_with_link(machine, index, quicker_link), link_points=points)
@@ -262,17 +258,16 @@ def _changed_points(
     )
 
 
-def _changed_steps(
-    steps: Steps | None, bandwidth: float = 1.0, latency: float = 1.0
-) -> Steps | None:
-    """Return the measured steps with changed times."""
-    if steps is None:
-        return None
+def _changed_steps(link: LinkLevel, bandwidth: float = 1.0, latency: float = 1.0) -> dict[str, Any]:
+    """Return the measured steps of a level with changed times, by the name of their field."""
 
     def series_of(point: StepPoint) -> tuple[object, ...]:
         return (point.kind, point.above_ranks, point.n_rings)
 
-    return replace(steps, points=_changed_series(steps.points, series_of, bandwidth, latency))
+    return {
+        name: replace(steps, points=_changed_series(steps.points, series_of, bandwidth, latency))
+        for name, steps in link.measured_steps.items()
+    }
 
 
 def _changed_series(

@@ -257,10 +257,8 @@ class _PlayedChunk:
             sharing,
             self._issued_seconds(part),
         )
-        seconds, exposed = (
-            played.seconds.reshape(least.shape),
-            played.exposed_seconds.reshape(least.shape),
-        )
+        seconds = played.seconds.reshape(least.shape)
+        exposed = played.exposed_seconds.reshape(least.shape)
         for evaluator, seconds_on in zip(self._evaluators, seconds, strict=True):
             np.maximum(seconds_on, self._host_seconds(evaluator.scenario, part), out=seconds_on)
         return [Played(*on_machine) for on_machine in zip(seconds, exposed, strict=True)]

@@ -204,7 +204,7 @@ class AdapterPasses:
             self._exchange(host, owner, adapter)
             self._join(host, owner, own_bytes)
             return
-        if np.any(np.asarray(self.shapes.residual_split) > 1.0):
+        if self.shapes.residual_is_split:
             self._exchange(host, owner, adapter)
         self._part(host, owner, own_bytes)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from axonn_tune.spec import names
@@ -32,14 +34,19 @@ def of_samples(kernel: Attention, job: Job) -> Attention:
     )
 
 
-def copy_heads(host: HostProgram, shapes: Shapes, chain: str) -> None:
-    """Copy heads out of the product that formed them, or join their gradients."""
+@contextmanager
+def copied_heads(host: HostProgram, shapes: Shapes, chain: str, are_copied: bool) -> Iterator[None]:
+    """Copy heads out of the product that formed them before attention, if they are copied.
+
+    The backward pass joins their gradients after attention.
+    """
     name = names.of_layer(chain, "attention_copies")
-    if chain == BACKWARD:
-        host.memory_bound(name, 2.0 * shapes.joined_heads_bytes, "copy")
-    else:
+    if are_copied and chain != BACKWARD:
         nbytes = 2.0 * shapes.copied_heads_bytes
         host.memory_bound(name, nbytes, "copy", strided_bytes=nbytes)
+    yield
+    if are_copied and chain == BACKWARD:
+        host.memory_bound(name, 2.0 * shapes.joined_heads_bytes, "copy")
 
 
 def whole_attention(host: HostProgram, shapes: Shapes, chain: str, window: int) -> None:

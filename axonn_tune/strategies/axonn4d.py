@@ -38,6 +38,7 @@ from axonn_tune.strategies.axonn_memory import (
     BackwardPass,
     gradients_awaiting_data,
     held_parameters,
+    saved_by_block,
     trained_parameters,
 )
 from axonn_tune.strategies.context import (
@@ -283,14 +284,7 @@ class Axonn4D:
     def _stage_memory(
         self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool, held: Array
     ) -> dict[str, Array]:
-        """Return the bytes by term of one stage, which holds `held` layers' activations at once.
-
-        A block saves the inputs of each product and what the kernels between them need: the
-        block's input and the residual after attention (norms), both norms' outputs, q, k, v,
-        the attention's output, the MLP before and after its activation. Unfused attention
-        also keeps the softmax of its scores. Selective recomputation forms the norms' outputs,
-        the activation and the softmax again.
-        """
+        """Return the bytes by term of one stage, which holds `held` layers' activations at once."""
         job = shapes.job
         n_layers = len(layers)
         n_backward = len(shapes.backward_layers(layers))
@@ -307,21 +301,8 @@ class Axonn4D:
         if self.shards_gradients(job):
             summed = sharded / n_replicas + replicated
             under_way = np.where(n_replicas > 1, gradients_awaiting_data(shapes, program), 0.0)
-        norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
         context = self.context(shapes)
-        inner_bytes = (
-            shapes.inner_bytes
-            + shapes.grouped_query_bytes
-            + shapes.adapter_bytes
-            + context.saved_bytes
-        )
-        everything = norm_bytes + inner_bytes + shapes.saved_score_bytes
-        formed_again = shapes.saved_of_input("down", shapes.mlp_bytes)
-        saved = {
-            "none": everything,
-            "selective": shapes.norm_input_bytes + inner_bytes - formed_again,
-            "full": shapes.residual_bytes,
-        }[shapes.recompute]
+        everything, saved = saved_by_block(shapes, context)
         backward = BackwardPass(shapes, program, context, everything, saved, n_backward, last)
         return {
             "weights": (stored + adapters) * job.element_bytes,

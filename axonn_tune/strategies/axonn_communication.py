@@ -413,7 +413,7 @@ class AxonnCommunication(Communication):
             return _ReductionCalls(np.ceil(gradient_bytes / BUCKET_BYTES))
         job, n_layers = self.shapes.job, self.shapes.n_backward
         n_norms = n_layers * model.norms_per_block + job.trains_head
-        n_norms *= 2 if model.norm == "layer" else 1
+        n_norms *= model.vectors_per_norm
         n_biases = n_layers * sum(linear.bias for linear in model.block_linears)
         if reduction == WHOLE:
             n_positions = job.trains_embedding * (model.position == "learned")

@@ -90,6 +90,28 @@ def trained_parameters(
     return np.zeros(len(shapes.table)), adapter_elements(shapes, range(n_layers))
 
 
+def saved_by_block(shapes: Shapes, context: ContextParallelism) -> tuple[Array, Array]:
+    """Return the bytes that a block saves without and with recomputation, shape (C,) each.
+
+    A block saves the inputs of each product and what the kernels between them need: the block's
+    input and the residual after attention (norms), both norms' outputs, q, k, v, the attention's
+    output, the MLP before and after its activation. Unfused attention also keeps the softmax of its
+    scores. Selective recomputation forms the norms' outputs, the activation and the softmax again.
+    """
+    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes
+    inner_bytes = (
+        shapes.inner_bytes + shapes.grouped_query_bytes + shapes.adapter_bytes + context.saved_bytes
+    )
+    everything = norm_bytes + inner_bytes + shapes.saved_score_bytes
+    formed_again = shapes.saved_of_input("down", shapes.mlp_bytes)
+    saved = {
+        "none": everything,
+        "selective": shapes.norm_input_bytes + inner_bytes - formed_again,
+        "full": shapes.residual_bytes,
+    }[shapes.recompute]
+    return everything, saved
+
+
 class _Moment(NamedTuple):
     """What a rank holds at one point of its backward pass, in addition to what blocks have saved.
 

@@ -122,13 +122,8 @@ class Casts:
         if self._is_cast_again(layer, recipe):
             self._cast(host, names.cast_again(owner), tokens * shape.k, recipe.reads, 1.0)
 
-    def transpose_frozen_weight(self, host: HostProgram, layer: str) -> None:
-        """Transpose a frozen weight for dI, if the backward pass needs a transposed copy."""
-        shape = self.shapes.linears[layer]
-        self.transpose_frozen(host, layer, shape.k * shape.n)
-
     def transpose_frozen(self, host: HostProgram, layer: str, n_elements: Size) -> None:
-        """Transpose elements of frozen weights that stay with a rank."""
+        """Transpose elements of frozen weights that stay with a rank, if dI needs them so."""
         recipe = self._recipe(layer)
         if recipe is None or recipe.quantises_columns or not self.shapes.job.transposes_operands:
             return
@@ -179,13 +174,8 @@ class Casts:
             n_copies = _n_copies(self.shapes.job, recipe) if self.shapes.job.trains_weights else 1.0
             self._cast(host, name, n_elements, recipe.reads, n_copies)
 
-    def cast_weight(self, host: HostProgram, chain: str, layer: str) -> None:
-        """Cast a weight that has just been gathered, along the side that the chain needs."""
-        shape = self.shapes.linears[layer]
-        self.cast_gathered(host, chain, layer, shape.k * shape.n)
-
     def cast_gathered(self, host: HostProgram, chain: str, layer: str, n_elements: Size) -> None:
-        """Cast elements of weights that have just been gathered."""
+        """Cast elements of weights that have just been gathered, as the chain needs them."""
         recipe = self._recipe(layer)
         if recipe is not None:
             name = names.cast_weight(names.of_layer(chain, layer))
@@ -198,10 +188,9 @@ class Casts:
         """
         recipe = self._recipe(layer)
         if recipe is not None and not recipe.quantises_columns:
-            shape = self.shapes.linears[layer]
             name = names.transposed_weight(names.of_layer(chain, layer))
             missing = _n_copies(self.shapes.job, recipe) - 1.0
-            self._transpose(host, name, share * missing * shape.k * shape.n)
+            self._transpose(host, name, share * missing * self.shapes.linears[layer].n_elements)
 
     def cast_kept_weights(self, host: HostProgram, n_elements: Array) -> None:
         """Cast weights that stay where they are, once they are updated."""
@@ -233,7 +222,7 @@ class Casts:
         `amax_reduction_group`; torchao's casts of a DTensor do so, too). The kernel that finds the
         largest value of the part is counted with the cast that follows.
         """
-        is_split = is_gathered and bool(np.any(np.asarray(self.shapes.residual_split) > 1.0))
+        is_split = is_gathered and self.shapes.residual_is_split
         if recipe.finds_scale_of_tensor and is_split:
             host.run(names.all_reduce(name), "all_reduce", FP32_BYTES, self.shapes.y_axis)
 

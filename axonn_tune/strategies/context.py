@@ -153,11 +153,10 @@ class Ring(ContextParallelism):
         values on. The backward pass ends with it: the first step sends keys and values, the last
         one the sums of their gradients, the others both. No ring splits attention with a window.
         """
-        n_sequences, seq_len = self.shapes.table.sequences_at_once, self.shapes.job.seq_len
+        masked = self._masked(chain, window)
         if window:
-            host.launch(self._kernel(chain, window, n_sequences / self.n_ranks, seq_len))
+            host.launch(masked)
             return
-        masked = self._kernel(chain, 0, n_sequences, seq_len / self.n_ranks)
         name = masked.name
         n_ends = self.is_split
         n_inner = np.maximum(self.n_ranks - 2.0, 0.0)
@@ -176,6 +175,13 @@ class Ring(ContextParallelism):
             host.launch(end)
             summed_bytes = self._output_sum_bytes
         host.memory_bound(f"{name}.sum", self.is_split * summed_bytes, "add")
+
+    def _masked(self, chain: str, window: int) -> Attention:
+        """Return the step that meets the rank's own keys; with a window there is no other."""
+        n_sequences, seq_len = self.shapes.table.sequences_at_once, self.shapes.job.seq_len
+        if window:
+            return self._kernel(chain, window, n_sequences / self.n_ranks, seq_len)
+        return self._kernel(chain, 0, n_sequences, seq_len / self.n_ranks)
 
     @property
     def _output_sum_bytes(self) -> Array:

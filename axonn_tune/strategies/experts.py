@@ -198,6 +198,14 @@ def experts_of(shapes: Shapes, block: Block) -> ExpertShapes | None:
     return ExpertShapes(shapes, experts) if block.has_experts and experts is not None else None
 
 
+def saved_at_inner_widths(shapes: Shapes, block: Block) -> Array:
+    """Return the bytes that the layers of a block, or its experts, save at their inner widths."""
+    experts = experts_of(shapes, block)
+    if experts is None:
+        return shapes.inner_bytes
+    return shapes.attention_bytes + experts.saved_bytes
+
+
 def stored_experts(shapes: Shapes, layers: Sequence[int]) -> Array | float:
     """Return how many parameters of routed experts a rank stores in some layers, shape (C,)."""
     model = shapes.model
@@ -284,18 +292,15 @@ class Mixture:
         self, layer: str, name: str, m: Size, n: Size, k: Size, mode: str, sum_bytes: float = 0.0
     ) -> GroupedGemm:
         """Return the products of all local experts, each with these sizes."""
-        at_once = self.sizes.shapes.experts_at_once
-        groups = self.sizes.n_local
-        number_format = self.casts.number_format(layer)
         return GroupedGemm(
             name,
             m,
             n,
             k,
             mode,
-            number_format=number_format,
-            n_groups=groups,
-            n_at_once=at_once,
+            number_format=self.casts.number_format(layer),
+            n_groups=self.sizes.n_local,
+            n_at_once=self.sizes.shapes.experts_at_once,
             sum_bytes=sum_bytes,
             n_issues=self.casts.n_issues_of_expert(layer, mode),
         )

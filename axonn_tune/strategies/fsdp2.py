@@ -15,6 +15,8 @@ for the largest amount of each stream.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +25,7 @@ from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.engine import ZeroProgram, value_or
 from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.adapters import adapter_shape
-from axonn_tune.strategies.experts import ExpertShapes, experts_of
+from axonn_tune.strategies.experts import ExpertShapes, experts_of, saved_at_inner_widths
 from axonn_tune.strategies.optimizer import N_MOMENTS
 from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.units import GatherUnit
@@ -72,109 +74,288 @@ class _Moment(NamedTuple):
     working: Size
 
 
-def fsdp2_memory(
-    shapes: Shapes,
-    units: Sequence[GatherUnit],
-    program: ZeroProgram,
-    kept: Kept,
-    attention_buffers: Array,
-) -> dict[str, Array]:
-    """Return the peak bytes of a rank by term, each of shape (C,).
+@dataclass(frozen=True, eq=False)
+class Fsdp2Memory:
+    """The peak memory of a rank.
 
-    Parameters
+    Attributes
     ----------
     units : sequence of GatherUnit
         The root (embedding, final norm and head), then the units of a block.
     attention_buffers : array, shape (C,)
         Bytes of the buffers in which attention of one block receives what other ranks send.
     """
-    n_layers = shapes.n_backward
-    root, *in_block = units
-    block = _Block.of(shapes, in_block, program, kept)
-    accumulates = np.where(shapes.table.n_microsteps(shapes.job.global_batch) > 1, 1.0, 0.0)
-    element_bytes = kept.stored_element_bytes
-    stored, weight_bytes = _stored_bytes(shapes, units, kept, block)
-    one_each = np.ones(len(shapes.table))
-    terms: list[dict[str, Array]] = []
-    for moment in _moments(shapes, block, root, accumulates, program, kept, attention_buffers):
-        reduced, gathered = moment.n_reduced * block.gradient_bytes, moment.gathered
-        if program.reserves_by_stream:
-            reduced, gathered = stored, gathered + block.parameters + root.parameters
-        n_left = n_layers - moment.n_done
-        left = n_left * shapes.saved_by_layers(block.saved, n_layers)
-        terms.append(
-            {
-                "weights": weight_bytes,
-                "gradients": _gradient_bytes(
-                    shapes, program, stored, reduced, accumulates, element_bytes
-                ),
-                "optimizer_states": N_MOMENTS * stored,
-                "gathered_weights": gathered * shapes.element_bytes * one_each,
-                "activations": left + shapes.residual_bytes,
-                "working_set": moment.working * one_each,
-            }
+
+    shapes: Shapes
+    units: Sequence[GatherUnit]
+    program: ZeroProgram
+    kept: Kept
+    attention_buffers: Array
+
+    def peak(self) -> dict[str, Array]:
+        """Return the peak bytes of a rank by term, each of shape (C,)."""
+        shapes, block = self.shapes, self._block
+        one_each = np.ones(len(shapes.table))
+        terms: list[dict[str, Array]] = []
+        for moment in self._moments():
+            reduced, gathered = moment.n_reduced * block.gradient_bytes, moment.gathered
+            if self.program.reserves_by_stream:
+                reduced = self._stored
+                gathered = gathered + block.parameters + self._root.parameters
+            n_left = shapes.n_backward - moment.n_done
+            left = n_left * shapes.saved_by_layers(block.saved, shapes.n_backward)
+            terms.append(
+                {
+                    "weights": self._weight_bytes,
+                    "gradients": self._gradient_bytes(reduced),
+                    "optimizer_states": N_MOMENTS * self._stored,
+                    "gathered_weights": gathered * shapes.element_bytes * one_each,
+                    "activations": left + shapes.residual_bytes,
+                    "working_set": moment.working * one_each,
+                }
+            )
+        return _largest(terms)
+
+    def peak_of_stage(self, n_held: Array, last: bool) -> dict[str, Array]:
+        """Return the bytes by term, each of shape (C,), of a stage of a pipeline.
+
+        Its weights stay whole, and so do its gradients until all are reduced after the last
+        backward pass.
+
+        Parameters
+        ----------
+        n_held : array, shape (C,)
+            Number of layers whose activations are held at once.
+        last : bool
+            Whether the stage has the head.
+        """
+        shapes, block, root = self.shapes, self._block, self._root
+        n_layers = self._in_block[0].count
+        element, message = shapes.element_bytes, self.program.message_bytes(shapes.element_bytes)
+        one_each = np.ones(len(shapes.table))
+        sums_bytes = sum(unit.all_trained for unit in self.units) * message
+        whole = n_layers * block.parameters + self._is_copied(root) * root.parameters
+        working = np.maximum(
+            block.in_activation + _gradient_elements(shapes, "down") * element,
+            self._at_end_of_block + block.trained * element,
         )
-    return _largest(terms)
+        if last:
+            head_input = shapes.linears["head"].input_bytes
+            working = np.maximum(working, _loss_bytes(shapes) + head_input)
+        saved = n_held * shapes.saved_by_layers(block.saved, n_layers)
+        in_backward = {
+            "weights": self._weight_bytes,
+            "gradients": sums_bytes * one_each,
+            "optimizer_states": N_MOMENTS * self._stored,
+            "gathered_weights": whole * element * one_each,
+            "activations": saved + shapes.residual_bytes,
+            "working_set": working * one_each,
+        }
+        reduced = self._stored + np.maximum(root.trained, block.trained) * message
+        reducing = in_backward | {"gradients": in_backward["gradients"] + reduced}
+        if self.program.reserves_by_stream:
+            return reducing
+        nothing = 0.0 * one_each
+        at_end = reducing | {"activations": nothing, "working_set": nothing}
+        return _largest([in_backward, at_end])
 
+    @property
+    def _root(self) -> GatherUnit:
+        """The unit of embedding, final norm and head."""
+        return self.units[0]
 
-def fsdp2_stage_memory(
-    shapes: Shapes,
-    units: Sequence[GatherUnit],
-    program: ZeroProgram,
-    kept: Kept,
-    attention_buffers: Array,
-    n_held: Array,
-    last: bool,
-) -> dict[str, Array]:
-    """Return the bytes by term, each of shape (C,), of a stage of a pipeline.
+    @property
+    def _in_block(self) -> Sequence[GatherUnit]:
+        """The units of a block."""
+        return self.units[1:]
 
-    Its weights stay whole, and so do its gradients until all are reduced after the last backward
-    pass.
+    @cached_property
+    def _stored(self) -> Array:
+        """The bytes of a rank's shards of all gradients as they are stored, shape (C,)."""
+        root = self._root
+        of_root = self._shard_bytes(root, root.trained * self.kept.stored_element_bytes)
+        return of_root + self._in_block[0].n_trained * self._block.gradient_bytes
 
-    Parameters
-    ----------
-    units : sequence of GatherUnit
-        Units of the stage.
-    attention_buffers : array, shape (C,)
-        Bytes of attention's buffers, as in `fsdp2_memory`.
-    n_held : array, shape (C,)
-        Number of layers whose activations are held at once.
-    last : bool
-        Whether the stage has the head.
-    """
-    root, *in_block = units
-    n_layers = in_block[0].count
-    block = _Block.of(shapes, in_block, program, kept)
-    element, message = shapes.element_bytes, program.message_bytes(shapes.element_bytes)
-    one_each = np.ones(len(shapes.table))
-    stored, weight_bytes = _stored_bytes(shapes, units, kept, block)
-    sums_bytes = sum(unit.all_trained for unit in units) * message
-    whole = n_layers * block.parameters + _is_copied(shapes, root, kept) * root.parameters
-    working = np.maximum(
-        block.in_activation + _gradient_elements(shapes, "down") * element,
-        _at_end_of_block(shapes, attention_buffers) + block.trained * element,
-    )
-    if last:
+    @cached_property
+    def _weight_bytes(self) -> Array:
+        """The bytes of a rank's shards of all weights, shape (C,)."""
+        nbytes = np.zeros(len(self.shapes.table))
+        for unit in self.units:
+            whole = unit.all_bytes(self.shapes.job, self.kept.stored_element_bytes)
+            nbytes = nbytes + self._shard_bytes(unit, whole)
+        return nbytes
+
+    def _n_shards(self, unit: GatherUnit) -> Array:
+        """Return the number of ranks that share a unit, shape (C,)."""
+        return self.shapes.table.size(unit.sharded_over or self.kept.shards)
+
+    def _shard_bytes(self, unit: GatherUnit, nbytes: Size) -> Array:
+        """Return the bytes of a rank's shard of a unit of `nbytes`, shape (C,)."""
+        return nbytes / self._n_shards(unit)
+
+    def _is_copied(self, unit: GatherUnit) -> np.ndarray:
+        """Return whether a rank computes with a gathered or cast copy of a unit, shape (C,)."""
+        is_cast = self.kept.stored_element_bytes != self.shapes.element_bytes
+        return is_cast | (self._n_shards(unit) > 1)
+
+    @cached_property
+    def _block(self) -> _Block:
+        """The sizes of the blocks."""
+        shapes, job = self.shapes, self.shapes.job
+        saved = in_activation = gradient_bytes = np.zeros(len(shapes.table))
+        layers = shapes.backward_layers(range(shapes.model.n_layers))
+        for kind, count in shapes.model.counts(layers).items():
+            everything = self._saved_by(kind)
+            of_kind = self._kept_of(everything)
+            saved = saved + count * of_kind
+            dropped = everything - of_kind
+            in_activation = np.maximum(in_activation, dropped + _mlp_bytes(shapes, kind))
+        parameters: Size = 0.0
+        trained: Size = 0.0
+        for unit in self._in_block:
+            is_copied = self._is_copied(unit)
+            parameters = parameters + is_copied * unit.whole_bytes(job) / shapes.element_bytes
+            trained = trained + is_copied * unit.trained
+            of_unit = unit.trained * self.kept.stored_element_bytes
+            gradient_bytes = gradient_bytes + self._shard_bytes(unit, of_unit)
+        return _Block(parameters, trained, gradient_bytes, saved / len(layers), in_activation)
+
+    def _kept_of(self, everything: Array) -> Array:
+        """Return what a block saves of everything that it would save without recomputation."""
+        shapes = self.shapes
+        if shapes.recomputes_by_product:
+            return _saved_beside_products(shapes, self.program.runs_eagerly)
+        return {
+            "none": everything,
+            "selective": everything - shapes.saved_score_bytes,
+            "full": shapes.residual_bytes,
+        }[shapes.recompute]
+
+    def _saved_by(self, block: Block) -> Array:
+        """Return the bytes that a kind of block saves if nothing is recomputed."""
+        shapes = self.shapes
+        # The outputs of norms are saved after the gather over a tensor group; `norm_output_bytes`
+        # counts them so already where weights are frozen.
+        n_parts = shapes.y if shapes.job.trains_weights else 1.0
+        norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes * n_parts
+        inner_bytes = saved_at_inner_widths(shapes, block)
+        saved = norm_bytes + inner_bytes + shapes.saved_score_bytes + shapes.adapter_bytes
+        if not self.program.runs_eagerly:
+            return saved
+        return saved + _kept_by_eager_kernels(shapes, block, self.program)
+
+    @cached_property
+    def _accumulates(self) -> Array:
+        """1 where there are earlier micro-steps, 0 elsewhere, shape (C,)."""
+        n_microsteps = self.shapes.table.n_microsteps(self.shapes.job.global_batch)
+        return np.where(n_microsteps > 1, 1.0, 0.0)
+
+    def _gradient_bytes(self, new: Array) -> Array:
+        """Return the bytes of the sharded gradients of earlier micro-steps, and of new ones.
+
+        Sums over replicas have the type of the messages, and they are kept until the backward pass
+        ends. The gradients in the stored type are kept next to them: the sums are converted to that
+        type, or added where every micro-step sums over the replicas. If only the last micro-step
+        does, earlier ones leave their sums in the type of the messages. (torch 2.13,
+        distributed/fsdp/_fully_shard, foreach_reduce and finalize_backward.)
+
+        Parameters
+        ----------
+        new : array, shape (C,)
+            Bytes of those that have been reduced in this backward pass, in the stored type.
+        """
+        shapes, stored = self.shapes, self._stored
+        has_earlier = self._accumulates > 0
+        message_bytes = self.program.message_bytes(shapes.element_bytes)
+        ratio = message_bytes / self.kept.stored_element_bytes
+        is_converted = ratio < 1
+        first = new * (1.0 + is_converted * ratio)
+        if self.program.sums_replicas_each_step:
+            later = stored + new * ratio
+        else:
+            later = stored * ratio + new if is_converted else stored
+        over_replicas = np.where(has_earlier, later, first)
+        alone = np.where(has_earlier, stored, new)
+        return np.where(shapes.table.size("replica") > 1, over_replicas, alone)
+
+    def _moments(self) -> list[_Moment]:
+        """Return the moments at which most may be held.
+
+        They are the loss, the head's backward pass, the activation and the end of the backward pass
+        of the first two and the last two blocks in it, and the embedding's backward pass.
+        """
+        shapes, block, kept = self.shapes, self._block, self.kept
+        n_layers = shapes.n_backward
         head_input = shapes.linears["head"].input_bytes
-        working = np.maximum(working, _loss_bytes(shapes) + head_input)
-    in_backward = {
-        "weights": weight_bytes,
-        "gradients": sums_bytes * one_each,
-        "optimizer_states": N_MOMENTS * stored,
-        "gathered_weights": whole * element * one_each,
-        "activations": n_held * shapes.saved_by_layers(block.saved, n_layers)
-        + shapes.residual_bytes,
-        "working_set": working * one_each,
-    }
-    reduced = stored + np.maximum(root.trained, block.trained) * message
-    if program.reserves_by_stream:
-        return in_backward | {"gradients": in_backward["gradients"] + reduced}
-    at_end = in_backward | {
-        "gradients": in_backward["gradients"] + reduced,
-        "activations": 0.0 * one_each,
-        "working_set": 0.0 * one_each,
-    }
-    return _largest([in_backward, at_end])
+        logits_bytes = shapes.logits * shapes.element_bytes
+        head = _gradient_elements(shapes, "head")
+        whole_root = self._root.parameters + self._sums
+        n_kept = n_layers if kept.blocks else 0
+        before_blocks = whole_root + self._message_before
+        last_block = block.parameters * max(self.program.keeps_last_block, n_kept)
+        in_head = before_blocks + head + block.parameters * max(1, n_kept)
+        moments = [
+            _Moment(0, 0, before_blocks + last_block, _loss_bytes(shapes) + head_input),
+            _Moment(0, 0, in_head, logits_bytes + 2.0 * head_input),
+        ]
+        for n_done in sorted({0, min(1, n_layers - 1), max(n_layers - 2, 0), n_layers - 1}):
+            is_last = n_done == n_layers - 1
+            sent = block.trained * self._message_ratio if n_done else self._message_before
+            n_gathered = max(1 if is_last else 2, n_kept if kept.gradients else n_kept - n_done)
+            held = whole_root + head + block.parameters * n_gathered + sent
+            in_down, at_end = held + self._largest_gradient, held + block.trained
+            moments.append(_Moment(n_done, n_done, in_down, block.in_activation))
+            moments.append(_Moment(n_done + 1, n_done, at_end, self._at_end_of_block))
+        kept_to_end = block.parameters * (n_kept if kept.gradients else 0)
+        at_last = whole_root + kept_to_end + block.trained + self._n_vocabulary_gradients * head
+        moments.append(_Moment(n_layers, n_layers, at_last, shapes.residual_bytes))
+        return moments
+
+    @property
+    def _message_ratio(self) -> float:
+        """The size of an element of a message, in elements of the job's type."""
+        element_bytes = self.shapes.element_bytes
+        return self.program.message_bytes(element_bytes) / element_bytes
+
+    @property
+    def _message_before(self) -> Size:
+        """The elements of the last message of the micro-step before, if it has sent any.
+
+        The message stays until the first block sends its own.
+        """
+        sends = 0.0 if self.kept.gradients else self._accumulates
+        return sends * self._root.trained * self._message_ratio
+
+    @property
+    def _sums(self) -> Size:
+        """The elements of whole gradients of earlier micro-steps, if none of these reduced them."""
+        if not self.kept.gradients:
+            return 0.0
+        whole = self.shapes.n_backward * self._block.trained + self._root.trained
+        return self._accumulates * self._message_ratio * whole
+
+    @property
+    def _largest_gradient(self) -> Size:
+        """The elements of the weight gradient that is formed beside the activation's."""
+        model = self.shapes.model
+        down = _gradient_elements(self.shapes, "down")
+        if model.experts is None or not self.shapes.job.trains_weights:
+            return down
+        return np.maximum(down, ExpertShapes(self.shapes, model.experts).down_elements)
+
+    @property
+    def _n_vocabulary_gradients(self) -> int:
+        """The gradients of head and embedding, and their sum where they share the weight."""
+        job = self.shapes.job
+        if self.shapes.model.tied_embeddings:
+            return 3
+        return job.trains_embedding + job.trains_head
+
+    @property
+    def _at_end_of_block(self) -> Array:
+        """The working bytes at the end of a block's backward pass, without its gradients."""
+        shapes = self.shapes
+        return 3.0 * shapes.residual_bytes + _attended_bytes(shapes) + self.attention_buffers
 
 
 def _largest(moments: Sequence[dict[str, Array]]) -> dict[str, Array]:
@@ -185,32 +366,6 @@ def _largest(moments: Sequence[dict[str, Array]]) -> dict[str, Array]:
         name: np.stack([terms[name] for terms in moments])[most, np.arange(most.size)]
         for name in moments[0]
     }
-
-
-def _stored_bytes(
-    shapes: Shapes, units: Sequence[GatherUnit], kept: Kept, block: _Block
-) -> tuple[Array, Array]:
-    """Return the bytes of a rank's shards of all gradients, and of all weights, shape (C,) each."""
-    root, *in_block = units
-    element_bytes = kept.stored_element_bytes
-    root_bytes = _shard_bytes(shapes, root, kept, root.trained * element_bytes)
-    gradients = root_bytes + in_block[0].n_trained * block.gradient_bytes
-    weights = np.zeros(len(shapes.table))
-    for unit in units:
-        nbytes = unit.all_bytes(shapes.job, element_bytes)
-        weights = weights + _shard_bytes(shapes, unit, kept, nbytes)
-    return gradients, weights
-
-
-def _shard_bytes(shapes: Shapes, unit: GatherUnit, kept: Kept, nbytes: Size) -> Array:
-    """Return the bytes of a rank's shard of a unit of `nbytes`, shape (C,)."""
-    return nbytes / shapes.table.size(unit.sharded_over or kept.shards)
-
-
-def _is_copied(shapes: Shapes, unit: GatherUnit, kept: Kept) -> np.ndarray:
-    """Return whether a rank computes with a gathered or cast copy of a unit, shape (C,)."""
-    is_cast = kept.stored_element_bytes != shapes.element_bytes
-    return is_cast | (shapes.table.size(unit.sharded_over or kept.shards) > 1)
 
 
 class _Block(NamedTuple):
@@ -233,46 +388,6 @@ class _Block(NamedTuple):
     saved: Array
     in_activation: Array
 
-    @classmethod
-    def of(
-        cls, shapes: Shapes, units: Sequence[GatherUnit], program: ZeroProgram, kept: Kept
-    ) -> _Block:
-        """Return the sizes of the blocks whose weights are in the given units."""
-        saved = in_activation = gradient_bytes = np.zeros(len(shapes.table))
-        element = shapes.element_bytes
-        layers = shapes.backward_layers(range(shapes.model.n_layers))
-        counts = shapes.model.counts(layers)
-        for kind, count in counts.items():
-            everything = _saved_by_block(shapes, kind, program)
-            of_kind = _kept_by_block(shapes, everything, program)
-            saved = saved + count * of_kind
-            dropped = everything - of_kind
-            in_activation = np.maximum(in_activation, dropped + _mlp_bytes(shapes, kind))
-        for unit in units:
-            of_unit = unit.trained * kept.stored_element_bytes
-            gradient_bytes = gradient_bytes + _shard_bytes(shapes, unit, kept, of_unit)
-        return cls(
-            sum(
-                _is_copied(shapes, unit, kept) * unit.whole_bytes(shapes.job) / element
-                for unit in units
-            ),
-            sum(_is_copied(shapes, unit, kept) * unit.trained for unit in units),
-            gradient_bytes,
-            saved / len(layers),
-            in_activation,
-        )
-
-
-def _kept_by_block(shapes: Shapes, everything: Array, program: ZeroProgram) -> Array:
-    """Return what a block saves of everything that it would save without recomputation."""
-    if shapes.recomputes_by_product:
-        return _saved_beside_products(shapes, program.runs_eagerly)
-    return {
-        "none": everything,
-        "selective": everything - shapes.saved_score_bytes,
-        "full": shapes.residual_bytes,
-    }[shapes.recompute]
-
 
 def _mlp_bytes(shapes: Shapes, block: Block) -> Array:
     """Return the bytes of the gradients around the activation of a block's MLP or experts."""
@@ -280,58 +395,6 @@ def _mlp_bytes(shapes: Shapes, block: Block) -> Array:
     if experts is not None:
         return experts.working_bytes
     return (2.0 if shapes.model.gated_mlp else 1.0) * shapes.mlp_bytes
-
-
-def _gradient_bytes(
-    shapes: Shapes,
-    program: ZeroProgram,
-    stored: Array,
-    new: Array,
-    accumulates: Array,
-    stored_element_bytes: float,
-) -> Array:
-    """Return the bytes of the sharded gradients of earlier micro-steps, and of new ones.
-
-    Sums over replicas have the type of the messages, and they are kept until the backward pass
-    ends. The gradients in the stored type are kept next to them: the sums are converted to that
-    type, or added where every micro-step sums over the replicas. If only the last micro-step does,
-    earlier ones leave their sums in the type of the messages. (torch 2.13,
-    distributed/fsdp/_fully_shard, foreach_reduce and finalize_backward.)
-
-    Parameters
-    ----------
-    stored : array, shape (C,)
-        Bytes of all gradients as they are stored.
-    new : array, shape (C,)
-        Bytes of those that have been reduced in this backward pass, in the same type.
-    accumulates : array, shape (C,)
-        1 where there are earlier micro-steps, 0 elsewhere.
-    stored_element_bytes : float
-        Bytes of an element in this type.
-    """
-    sums = np.where(accumulates > 0, stored, new)
-    ratio = program.message_bytes(shapes.element_bytes) / stored_element_bytes
-    is_converted = ratio < 1
-    first = new * (1.0 + is_converted * ratio)
-    if program.sums_replicas_each_step:
-        later = stored + new * ratio
-    else:
-        later = stored * ratio + new if is_converted else stored
-    return np.where(shapes.table.size("replica") > 1, np.where(accumulates > 0, later, first), sums)
-
-
-def _saved_by_block(shapes: Shapes, block: Block, program: ZeroProgram) -> Array:
-    """Return the bytes that a kind of block saves if nothing is recomputed."""
-    # The outputs of norms are saved after the gather over a tensor group; `norm_output_bytes`
-    # counts them so already where weights are frozen.
-    n_parts = shapes.y if shapes.job.trains_weights else 1.0
-    norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes * n_parts
-    inner_bytes = shapes.inner_bytes
-    experts = experts_of(shapes, block)
-    if experts is not None:
-        inner_bytes = shapes.attention_bytes + experts.saved_bytes
-    saved = norm_bytes + inner_bytes + shapes.saved_score_bytes + shapes.adapter_bytes
-    return saved + _kept_by_eager_kernels(shapes, block, program) if program.runs_eagerly else saved
 
 
 def _saved_beside_products(shapes: Shapes, runs_eagerly: bool) -> Array:
@@ -372,78 +435,11 @@ def _kept_by_eager_kernels(shapes: Shapes, block: Block, program: ZeroProgram) -
     return kept + (query_bytes if model.n_kv_heads < model.n_heads else 0.0)
 
 
-def _moments(
-    shapes: Shapes,
-    block: _Block,
-    root: GatherUnit,
-    accumulates: Array,
-    program: ZeroProgram,
-    kept: Kept,
-    attention_buffers: Array,
-) -> list[_Moment]:
-    """Return the moments at which most may be held.
-
-    They are the loss, the head's backward pass, the activation and the end of the backward pass of
-    the first two and the last two blocks in it, and the embedding's backward pass.
-    """
-    model, job = shapes.model, shapes.job
-    n_layers = shapes.n_backward
-    stream = shapes.residual_bytes
-    head_input = shapes.linears["head"].input_bytes
-    logits_bytes = shapes.logits * shapes.element_bytes
-    of_loss = _loss_bytes(shapes)
-    head = _gradient_elements(shapes, "head")
-    # The size of an element of a message, in elements of the job's type.
-    per_element = program.message_bytes(shapes.element_bytes) / shapes.element_bytes
-    # The message of the micro-step before, until the first block sends its own.
-    message = accumulates * root.trained * per_element
-    # The whole gradients of earlier micro-steps, where none of these has reduced them.
-    sums = 0.0 * message
-    if kept.gradients:
-        message, sums = sums, accumulates * per_element * (n_layers * block.trained + root.trained)
-    n_kept = n_layers if kept.blocks else 0
-    last_block = block.parameters * max(program.keeps_last_block, n_kept)
-    at_end = _at_end_of_block(shapes, attention_buffers)
-    down = _gradient_elements(shapes, "down")
-    if model.experts is not None and job.trains_weights:
-        down = np.maximum(down, ExpertShapes(shapes, model.experts).down_elements)
-    whole_root, whole_block = root.parameters + sums, block.parameters
-    before_blocks = whole_root + message
-    moments = [
-        _Moment(0, 0, before_blocks + last_block, of_loss + head_input),
-        _Moment(
-            0,
-            0,
-            before_blocks + head + whole_block * max(1, n_kept),
-            logits_bytes + 2.0 * head_input,
-        ),
-    ]
-    ends = {0, min(1, n_layers - 1), max(n_layers - 2, 0), n_layers - 1}
-    for n_done in sorted(ends):
-        is_last = n_done == n_layers - 1
-        sent = block.trained * per_element if n_done else message
-        n_gathered = max(1 if is_last else 2, n_kept if kept.gradients else n_kept - n_done)
-        held = whole_root + head + whole_block * n_gathered + sent
-        moments.append(_Moment(n_done, n_done, held + down, block.in_activation))
-        moments.append(_Moment(n_done + 1, n_done, held + block.trained, at_end))
-    # The gradients of the head and of the embedding, and their sum where they share the weight.
-    n_gradients = 3 if model.tied_embeddings else job.trains_embedding + job.trains_head
-    kept_to_end = whole_block * (n_kept if kept.gradients else 0)
-    at_last = whole_root + kept_to_end + block.trained + n_gradients * head
-    moments.append(_Moment(n_layers, n_layers, at_last, stream))
-    return moments
-
-
 def _loss_bytes(shapes: Shapes) -> Array:
     """Return the bytes of the tensors that the loss forms from the logits."""
     whole = value_or(shapes.memory.logit_bytes, _TENSORS_OF_LOSS * shapes.element_bytes)
     split = value_or(shapes.memory.split_logit_bytes, whole)
     return shapes.loss_logits * np.where(shapes.y > 1, split, whole)
-
-
-def _at_end_of_block(shapes: Shapes, attention_buffers: Array) -> Array:
-    """Return the working bytes at the end of a block's backward pass, without its gradients."""
-    return 3.0 * shapes.residual_bytes + _attended_bytes(shapes) + attention_buffers
 
 
 def _attended_bytes(shapes: Shapes) -> Size:

@@ -157,7 +157,7 @@ class Megatron3D:
     @property
     def compute_key(self) -> tuple[str, ...]:
         """The columns on which the sizes of a micro-step's kernels depend."""
-        key = ("tensor", *context_axes(self.context_kind), "micro_batch")
+        key = (*self.split_axes, "micro_batch")
         return (*key, EXPERT) if self.has_experts else key
 
     @property
@@ -167,7 +167,7 @@ class Megatron3D:
         Tensor is the fastest axis of the rank number, pipeline the slowest (--use-tp-pp-dp-mapping
         off).
         """
-        names = ("tensor", *context_axes(self.context_kind), "data", PIPELINE)
+        names = (*self.split_axes, "data", PIPELINE)
         groups = (*names[:-2], PIPELINE, self.replicas)
         if not self.has_experts:
             return Axes(names, ("data",), groups)
@@ -284,8 +284,7 @@ class Megatron3D:
         param_sync_func), and each holds up the kernels behind it until the bucket before it has
         come (core/distributed/distributed_data_parallel.py).
         """
-        n_split = table.size("*".join(self.split_axes))
-        return self.has_one_queue(job.one_queue, n_split) & (table.n_virtual > 1)
+        return self._waits_in_one_queue(job, table) & (table.n_virtual > 1)
 
     def _sends_beside(self, job: Job, table: CandidateTable) -> np.ndarray:
         """Return whether results travel to the next stage while passes compute, shape (C,).
@@ -293,8 +292,11 @@ class Megatron3D:
         They do so where a rank has several stages, and not where its kernels wait in one queue.
         """
         is_interleaved = self.engine.megatron.overlaps_transfers & (table.n_virtual > 1)
-        n_split = table.size("*".join(self.split_axes))
-        return is_interleaved & ~self.has_one_queue(job.one_queue, n_split)
+        return is_interleaved & ~self._waits_in_one_queue(job, table)
+
+    def _waits_in_one_queue(self, job: Job, table: CandidateTable) -> np.ndarray:
+        """Return `has_one_queue` for the candidates of a job, shape (C,)."""
+        return self.has_one_queue(job.one_queue, table.size("*".join(self.split_axes)))
 
     @property
     def split_axes(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from axonn_tune.spec.names import (
     RECOMPUTE,
 )
 from axonn_tune.spec.plan import Array, Size
-from axonn_tune.strategies.attention import copy_heads
+from axonn_tune.strategies.attention import copied_heads
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import context_parallelism
@@ -199,18 +199,10 @@ class MegatronCommunication(SequenceParallel):
         """Run attention over sequences that the context group shares, if it is fused."""
         if self.shapes.job.attention == "unfused":
             super().attend(host, chain, window)
-        else:
-            kind = self.options.context_kind
-            if chain != BACKWARD:
-                self._copy_heads(host, chain)
-            context_parallelism(kind, self.shapes).attend(host, chain, window)
-            if chain == BACKWARD:
-                self._copy_heads(host, chain)
-
-    def _copy_heads(self, host: HostProgram, chain: str) -> None:
-        """Copy heads out of the product that formed them, or join their gradients."""
-        if self.options.engine.megatron.copies_heads:
-            copy_heads(host, self.shapes, chain)
+            return
+        context = context_parallelism(self.options.context_kind, self.shapes)
+        with copied_heads(host, self.shapes, chain, self.options.engine.megatron.copies_heads):
+            context.attend(host, chain, window)
 
     @property
     def transfer_bytes(self) -> Array:
@@ -261,16 +253,15 @@ class MegatronCommunication(SequenceParallel):
         if self._gathers_updated and weight == Weight(FORWARD, first_layer):
             share = self.shapes.n_backward / self.shapes.model.n_layers
             element = share * self.options.gathered_bytes(self.shapes.job)
-            self._over_replicas(host, _UPDATED_BLOCK, "all_gather", self._block_parameters, element)
-            self._over_expert_replicas(
-                host, _UPDATED_EXPERTS, "all_gather", self._block_experts, element
-            )
+            blocks, experts = self._block_parameters, self._block_experts
+            self._gather(host, _UPDATED_BLOCK, blocks, element, self.options.replicas)
+            self._gather(host, _UPDATED_EXPERTS, experts, element, self._expert_replicas)
 
     def end_block(self, host: HostProgram, is_first: bool) -> None:
         """Start to reduce the block's gradients, while earlier blocks form theirs."""
         if self.sync or self.options.shards_gradients:
-            self._reduce(host, _BLOCK_GRADIENTS, self._block_parameters)
-            self._reduce_experts(host, self._block_experts)
+            self._reduce(host, _BLOCK_GRADIENTS, self._block_parameters, self.options.replicas)
+            self._reduce(host, _EXPERT_GRADIENTS, self._block_experts, self._expert_replicas)
 
     def send_gradient(self, host: HostProgram, layer: str) -> None:
         """Start to reduce gradients outside blocks, where they are sharded.
@@ -285,14 +276,37 @@ class MegatronCommunication(SequenceParallel):
         if not job.trains_embedding:
             of_head = self._stored_outside()
         if layer == "embedding":
-            self._reduce(host, names.GRADIENT_REDUCE, self._stored_outside() - of_head)
+            others = self._stored_outside() - of_head
+            self._reduce(host, names.GRADIENT_REDUCE, others, self.options.replicas)
         elif layer == "head" and has_own:
-            self._reduce(host, _HEAD_GRADIENT, of_head)
+            self._reduce(host, _HEAD_GRADIENT, of_head, self.options.replicas)
 
-    def _reduce(self, host: HostProgram, name: str, n_elements: Array) -> None:
-        """Start to reduce gradients over the replicas."""
-        self._prepare(host, name, n_elements)
-        self._over_replicas(host, name, self._reduce_kind, n_elements, self._gradient_bytes)
+    @property
+    def _expert_replicas(self) -> str:
+        """The group of ranks that hold the same experts; empty where there are none."""
+        return EXPERT_REPLICAS if self.options.has_experts else ""
+
+    def _reduce(self, host: HostProgram, name: str, n_elements: Array, axis: str) -> None:
+        """Start to reduce gradients over an axis of replicas, unless it is empty."""
+        if axis:
+            self._prepare(host, name, n_elements)
+            n_calls = self._n_calls(n_elements, axis)
+            nbytes = n_elements * self._gradient_bytes
+            host.issue(name, self._reduce_kind, nbytes, axis, n_calls)
+
+    def _gather(
+        self,
+        host: HostProgram,
+        name: str,
+        n_elements: Array,
+        element_bytes: Size,
+        axis: str,
+        after: tuple[str, ...] = (),
+    ) -> None:
+        """Start to gather updated weights, once the copies that `after` names have ended."""
+        if axis:
+            n_calls = self._n_calls(n_elements, axis)
+            host.issue(name, "all_gather", n_elements * element_bytes, axis, n_calls, after)
 
     def _prepare(self, host: HostProgram, name: str, n_elements: Array) -> None:
         """Form the norm of gradients that are reduced next, and divide them by the replicas."""
@@ -303,25 +317,13 @@ class MegatronCommunication(SequenceParallel):
         if program.scales_gradients:
             host.memory_bound(f"{name}.scale", 2.0 * self._has_replicas * nbytes, "scale")
 
-    def _over_replicas(
-        self,
-        host: HostProgram,
-        name: str,
-        kind: str,
-        n_elements: Array,
-        element_bytes: Size,
-        axis: str = "",
-        after: tuple[str, ...] = (),
-    ) -> None:
-        """Start a collective over replicas, or over another axis, in buckets.
-
-        It waits for the copies that `after` names.
+    def _n_calls(self, n_elements: Array, axis: str) -> Array:
+        """Return the number of buckets in which elements travel over an axis of replicas.
 
         At the end of a step a rank has the buckets of all its virtual stages: one for each, and
         more for the first, whose communication few passes could hide (Megatron-LM at d98e8a64,
         disable_bucketing in training/training.py).
         """
-        axis = axis or self.options.replicas
         program = self.options.engine.megatron
         n_replicas = self.shapes.table.size(axis)
         bucket_elements = np.maximum(
@@ -332,8 +334,7 @@ class MegatronCommunication(SequenceParallel):
         elif program.fills_buckets:
             bucket_elements = self._filled(bucket_elements)
         n_stages = 1.0 if self.options.overlap_grad_reduce else self.shapes.table.n_virtual
-        n_calls = np.ceil(n_elements / n_stages / bucket_elements) + (n_stages - 1.0)
-        host.issue(name, kind, n_elements * element_bytes, axis, n_calls, after)
+        return np.ceil(n_elements / n_stages / bucket_elements) + (n_stages - 1.0)
 
     def _filled(self, least_elements: Array) -> Array:
         """Return the mean number of elements of buckets that end with the weight that fills them.
@@ -345,38 +346,17 @@ class MegatronCommunication(SequenceParallel):
         pending = in_buckets = n_buckets = np.zeros(len(shapes.table))
         for block in reversed(shapes.model.blocks):
             for linear in reversed(shapes.model.linears_of(block)):
-                pending = pending + linear.parameters / (tensor if linear.is_split else 1.0)
+                pending = pending + linear.elements_on_rank(tensor)
                 is_full = pending >= least_elements
                 in_buckets = in_buckets + is_full * pending
                 n_buckets = n_buckets + is_full
                 pending = np.where(is_full, 0.0, pending)
         return np.where(n_buckets > 0, in_buckets / np.maximum(n_buckets, 1.0), least_elements)
 
-    def _over_expert_replicas(
-        self,
-        host: HostProgram,
-        name: str,
-        kind: str,
-        n_elements: Array,
-        element_bytes: Size,
-        after: tuple[str, ...] = (),
-    ) -> None:
-        """Do as `_over_replicas` over the ranks that hold the same experts, if there are any."""
-        if self.options.has_experts:
-            axis = EXPERT_REPLICAS
-            self._over_replicas(host, name, kind, n_elements, element_bytes, axis, after)
-
     def _await_experts(self, host: HostProgram, name: str) -> None:
         """Wait for what has been started over the ranks that hold the same experts."""
         if self.options.has_experts:
             host.wait(name)
-
-    def _reduce_experts(self, host: HostProgram, n_elements: Array) -> None:
-        """Start to reduce gradients of experts."""
-        kind, element_bytes = self._reduce_kind, self._gradient_bytes
-        if self.options.has_experts:
-            self._prepare(host, _EXPERT_GRADIENTS, n_elements)
-        self._over_expert_replicas(host, _EXPERT_GRADIENTS, kind, n_elements, element_bytes)
 
     @property
     def _reduce_kind(self) -> str:
@@ -397,14 +377,10 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _in_mean_block(self) -> tuple[Array, Array]:
-        """Return both numbers, averaged over the blocks that have a backward pass."""
+        """Both numbers, averaged over the blocks that have a backward pass."""
         layers = range(self.shapes.model.n_layers)
         dense, experts = trained_parameters(self.shapes, layers, False, False)
         return dense / self.shapes.n_backward, experts / self.shapes.n_backward
-
-    def _stored_in_blocks(self) -> Array:
-        """Return how many parameters the first stage trains in blocks, experts included."""
-        return self._n_layers * (self._block_parameters + self._block_experts)
 
     # Once per micro-step and once per step -----------------------------------------------------
 
@@ -471,7 +447,7 @@ class MegatronCommunication(SequenceParallel):
                 nbytes = self._embedding_parameters * element_bytes
                 host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes, "add")
             return
-        stored = self._stored_outside() + self._stored_in_blocks()
+        stored = self._dense + self._experts
         if self.options.engine.megatron.autocasts:
             self._autocast(host, stored / self.shapes.table.n_virtual)
             return
@@ -581,10 +557,10 @@ class MegatronCommunication(SequenceParallel):
     def _reduce_remaining(self, host: HostProgram) -> None:
         """Reduce gradients over the replicas, with overlap those of parameters outside blocks."""
         if not self._is_overlapped:
-            self._reduce_experts(host, self._experts)
+            self._reduce(host, _EXPERT_GRADIENTS, self._experts, self._expert_replicas)
             self._await_experts(host, _EXPERT_GRADIENTS)
         if not self.options.shards_gradients:
-            self._reduce(host, names.GRADIENT_REDUCE, self._remaining)
+            self._reduce(host, names.GRADIENT_REDUCE, self._remaining, self.options.replicas)
             host.wait(names.GRADIENT_REDUCE)
 
     def _update(self, host: HostProgram) -> tuple[str, ...]:
@@ -619,11 +595,11 @@ class MegatronCommunication(SequenceParallel):
             # A first stage that holds only a frozen embedding trains nothing.
             trained = np.maximum(self._dense, 1.0)
             element = element - saved * (self._matrices - self._experts) / trained
-        self._over_replicas(host, name, "all_gather", self._remaining, element, after=updated)
-        host.wait(names.WEIGHTS_ALL_GATHER)
+        self._gather(host, name, self._remaining, element, self.options.replicas, updated)
+        host.wait(name)
         if not self._is_overlapped:
-            name = _UPDATED_EXPERTS
-            self._over_expert_replicas(host, name, "all_gather", self._experts, gathered, updated)
+            name, axis = _UPDATED_EXPERTS, self._expert_replicas
+            self._gather(host, name, self._experts, gathered, axis, updated)
             self._await_experts(host, name)
         n_copies = self._n_copies_of_gathered
         host.memory_bound("weights.copy", n_copies * 2.0 * self._remaining * element, "copy")

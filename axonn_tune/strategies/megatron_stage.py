@@ -14,7 +14,7 @@ from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.plan import Array
 from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.context import ContextParallelism
-from axonn_tune.strategies.experts import ExpertShapes, stored_experts
+from axonn_tune.strategies.experts import experts_of, saved_at_inner_widths, stored_experts
 from axonn_tune.strategies.modules import discarded_bytes, saved_beside
 from axonn_tune.strategies.shapes import MASK_BYTES, Shapes, stage_parameters
 
@@ -52,12 +52,12 @@ def _mlp_bytes(shapes: Shapes, block: Block) -> Array:
     Beside the gradient of the residual stream these are the gradients before and after the
     activation, or later the one before it with that of the MLP's input.
     """
-    experts = shapes.model.experts
-    if not block.has_experts or experts is None:
-        before = shapes.linears["up"].output_bytes
-        in_work = np.maximum(shapes.gated_bytes, before + _input_bytes(shapes))
-        return shapes.residual_bytes + in_work
-    return ExpertShapes(shapes, experts).working_bytes
+    experts = experts_of(shapes, block)
+    if experts is not None:
+        return experts.working_bytes
+    before = shapes.linears["up"].output_bytes
+    in_work = np.maximum(shapes.gated_bytes, before + _input_bytes(shapes))
+    return shapes.residual_bytes + in_work
 
 
 def _final_norm_bytes(shapes: Shapes) -> Array:
@@ -83,11 +83,7 @@ def _saved_without_scores(shapes: Shapes, block: Block) -> Array:
     n_masks = 2.0 * MASK_BYTES / shapes.element_bytes if shapes.job.dropout else 0.0
     beside = sum(saved_beside(shapes, block).values())
     norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes + beside
-    inner_bytes = shapes.inner_bytes
-    if block.has_experts and shapes.model.experts is not None:
-        saved = ExpertShapes(shapes, shapes.model.experts).saved_bytes
-        inner_bytes = shapes.attention_bytes + saved
-    inner_bytes = inner_bytes + shapes.adapter_bytes
+    inner_bytes = saved_at_inner_widths(shapes, block) + shapes.adapter_bytes
     return norm_bytes + n_masks * shapes.residual_bytes + inner_bytes
 
 
@@ -159,7 +155,7 @@ def stored_matrices(shapes: Shapes, layers: Sequence[int]) -> Array:
     total = stored_experts(shapes, layers) * np.ones(len(shapes.table))
     for block, count in shapes.model.counts(layers).items():
         for linear in shapes.model.linears_of(block):
-            total = total + count * linear.parameters / (tensor if linear.is_split else 1.0)
+            total = total + count * linear.elements_on_rank(tensor)
     return total
 
 
@@ -174,7 +170,7 @@ def elements_of_kinds(shapes: Shapes, layers: Sequence[int], last: bool) -> Arra
     linears = {linear for block in blocks for linear in model.linears_of(block)}
     total = last * model.head.parameters / tensor
     for linear in linears:
-        total = total + linear.parameters / (tensor if linear.is_split else 1.0)
+        total = total + linear.elements_on_rank(tensor)
     if any(block.has_experts for block in blocks):
         total = total + model.expert_parameters / shapes.expert_tensor
     return total

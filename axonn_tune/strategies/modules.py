@@ -15,7 +15,7 @@ from __future__ import annotations
 from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.engine import value_or
 from axonn_tune.spec.plan import Size
-from axonn_tune.strategies.experts import ExpertShapes
+from axonn_tune.strategies.experts import ExpertShapes, experts_of
 from axonn_tune.strategies.shapes import Shapes
 
 
@@ -59,8 +59,9 @@ def discarded_bytes(shapes: Shapes, block: Block, score_bytes: Size) -> Size:
     nbytes = _of_attention(shapes, score_bytes)
     for norm in norms_again(shapes, block):
         nbytes = nbytes + shapes.norm_output_of_one + saved_beside(shapes, block)[norm]
-    if block.has_experts and shapes.model.experts is not None:
-        return nbytes + _of_experts(ExpertShapes(shapes, shapes.model.experts), shapes)
+    experts = experts_of(shapes, block)
+    if experts is not None:
+        return nbytes + _of_experts(experts)
     if "mlp" in shapes.recomputed_modules:
         nbytes = nbytes + shapes.inner_bytes - shapes.attention_bytes
     return nbytes
@@ -72,21 +73,20 @@ def _of_attention(shapes: Shapes, score_bytes: Size) -> Size:
     The product that follows saves attention's output as its own input, unless it saves a cast copy.
     """
     modules = shapes.recomputed_modules
-    recipe = shapes.job.recipe
     nbytes: Size = 0.0
     if "mla_up_proj" in modules:
         factor = value_or(shapes.memory.attention_factor, 1.0)
         nbytes = nbytes + factor * shapes.up_projected_bytes
     if "core_attn" in modules:
         nbytes = nbytes + score_bytes
-        if recipe is not None and recipe.saves_attention_cast:
+        if shapes.job.saves_attention_cast:
             nbytes = nbytes + shapes.linears["proj"].input_bytes
     return nbytes
 
 
-def _of_experts(sizes: ExpertShapes, shapes: Shapes) -> Size:
+def _of_experts(sizes: ExpertShapes) -> Size:
     """Return the bytes that a layer of experts does not save."""
-    modules = shapes.recomputed_modules
+    modules = sizes.shapes.recomputed_modules
     if "moe" in modules:
         return sizes.saved_bytes
     nbytes: Size = 0.0

@@ -25,7 +25,8 @@ from axonn_tune.spec.engine import HOST_ACTIVATIONS, value_or
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.offload import LAYER_INPUTS, LAYERS, offloaded_layers, offloaded_modules
 from axonn_tune.spec.plan import Array, Size
-from axonn_tune.strategies.experts import ExpertShapes
+from axonn_tune.strategies.experts import ExpertShapes, experts_of
+from axonn_tune.strategies.modules import norms_again
 from axonn_tune.strategies.shapes import Shapes
 
 
@@ -35,12 +36,17 @@ def moved_bytes(shapes: Shapes, block: Block) -> Size:
     What recomputation does not save does not move.
     """
     modules = offloaded_modules(shapes.job.offload_modules)
-    sizes = {**_of_norms(shapes), **_of_attention(shapes), LAYER_INPUTS: shapes.residual_bytes}
+    sizes = {
+        **_of_norms(shapes, block),
+        **_of_attention(shapes),
+        LAYER_INPUTS: shapes.residual_bytes,
+    }
     n_layers = offloaded_layers(shapes.job.offload_modules)
     if n_layers:
         sizes[LAYERS] = saved_by_kernels(shapes) * (n_layers / (shapes.model.n_layers - 1))
-    if block.has_experts and shapes.model.experts is not None:
-        sizes |= _of_experts(ExpertShapes(shapes, shapes.model.experts))
+    experts = experts_of(shapes, block)
+    if experts is not None:
+        sizes |= _of_experts(experts)
     return sum((sizes.get(module, 0.0) for module in modules), start=np.zeros(len(shapes.table)))
 
 
@@ -80,14 +86,13 @@ def host_activations(job: Job, nbytes: Array) -> dict[str, Array]:
     return {HOST_ACTIVATIONS: nbytes} if job.offload_modules else {}
 
 
-def _of_norms(shapes: Shapes) -> dict[str, Size]:
+def _of_norms(shapes: Shapes, block: Block) -> dict[str, Size]:
     """Return the bytes of the inputs of norms, and of the product that follows the first one."""
-    model = shapes.model
-    is_discarded = "layernorm" in shapes.recomputed_modules and model.latent_attention is not None
+    is_discarded = "norm1" in norms_again(shapes, block)
     return {
         "attn_norm": shapes.residual_bytes,
         "qkv_linear": 0.0 if is_discarded else shapes.norm_output_of_one,
-        "mlp_norm": 0.0 if model.parallel_block else shapes.residual_bytes,
+        "mlp_norm": 0.0 if shapes.model.parallel_block else shapes.residual_bytes,
     }
 
 
@@ -96,7 +101,6 @@ def _of_attention(shapes: Shapes) -> dict[str, Size]:
 
     The latter is the same tensor as attention's output, unless the product saves a cast copy.
     """
-    recipe = shapes.job.recipe
     modules = shapes.recomputed_modules
     factor = value_or(shapes.memory.attention_factor, 1.0)
     proj = shapes.linears["proj"]
@@ -106,7 +110,7 @@ def _of_attention(shapes: Shapes) -> dict[str, Size]:
     elif "mla_up_proj" not in modules:
         inputs = shapes.up_projected_bytes - shapes.latent_bytes
     output = proj.input_bytes
-    if recipe is not None and recipe.saves_attention_cast:
+    if shapes.job.saves_attention_cast:
         output = proj.gathered_input_bytes
         inputs = inputs + (0.0 if "core_attn" in modules else proj.input_bytes)
     return {"core_attn": factor * inputs, "attn_proj": factor * output}

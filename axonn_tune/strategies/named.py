@@ -91,28 +91,33 @@ def strategy_named(
             engine=engine,
         )
     if name == "megatron":
-        # Only strategies other than AxoNN's need this import, which takes 8 ms.
-        from axonn_tune.strategies.megatron3d import megatron_of
-
-        return megatron_of(
-            engine,
-            _numbers_of_virtual_stages(switches),
-            has_experts=has_experts,
-            splits_experts=has_experts and switches.split_experts,
-            sequence_parallel=switches.sequence_parallel,
-            distributed_optimizer=switches.shard_gradients or switches.distributed_optimizer,
-            shards_gradients=switches.shard_gradients,
-            overlap_grad_reduce=switches.overlap_grad_reduce,
-            low_weights=switches.low_weights,
-            sends_once=switches.sends_once,
-            overlaps_experts=switches.overlaps_experts,
-            overlaps_tensor=switches.overlaps_tensor,
-            context_kind=switches.context_kind,
-            schedule=switches.schedule,
-            stage_layout=switches.stage_layout,
-            caveat=_CAVEATS.get(switches.schedule, ""),
-        )
+        return _megatron(switches, engine, has_experts)
     return _zero_named(name, switches, engine, has_experts)
+
+
+def _megatron(switches: Switches, engine: Engine, has_experts: bool) -> Strategy:
+    """Return Megatron-LM's strategy; see `strategy_named`."""
+    # Only strategies other than AxoNN's need this import, which takes 8 ms.
+    from axonn_tune.strategies.megatron3d import megatron_of
+
+    return megatron_of(
+        engine,
+        _numbers_of_virtual_stages(switches),
+        has_experts=has_experts,
+        splits_experts=has_experts and switches.split_experts,
+        sequence_parallel=switches.sequence_parallel,
+        distributed_optimizer=switches.shard_gradients or switches.distributed_optimizer,
+        shards_gradients=switches.shard_gradients,
+        overlap_grad_reduce=switches.overlap_grad_reduce,
+        low_weights=switches.low_weights,
+        sends_once=switches.sends_once,
+        overlaps_experts=switches.overlaps_experts,
+        overlaps_tensor=switches.overlaps_tensor,
+        context_kind=switches.context_kind,
+        schedule=switches.schedule,
+        stage_layout=switches.stage_layout,
+        caveat=_CAVEATS.get(switches.schedule, ""),
+    )
 
 
 def _zero_named(name: str, switches: Switches, engine: Engine, has_experts: bool) -> Strategy:

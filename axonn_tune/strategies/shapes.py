@@ -83,6 +83,11 @@ class LinearShape:
     products: tuple[tuple[str, Array], ...]
 
     @property
+    def n_elements(self) -> Array:
+        """The number of elements of the gathered weight block."""
+        return self.k * self.n
+
+    @property
     def modes(self) -> tuple[str, str, str]:
         """The modes of the products that form the output, dI and dW."""
         return _TRANSPOSED_MODES if self.is_stored_transposed else _MODES
@@ -269,27 +274,25 @@ class Shapes:
         return {linear.name: self._linear_shape(linear) for linear in linears}
 
     def _linear_shape(self, linear: Linear) -> LinearShape:
-        """Return the shape of one linear layer."""
-        if not linear.is_split:
-            return self._whole_linear_shape(linear)
-        input_split = self.x
-        input_axis = self.x_axis
-        output_split = self.y
-        output_axis = self.y_axis
+        """Return the shape of one linear layer, which every rank may hold whole."""
+        tokens, sides = self.tokens, [(self.x, self.x_axis), (self.y, self.y_axis)]
         if linear.transposed:
-            input_split, output_split = output_split, input_split
-            input_axis, output_axis = output_axis, input_axis
+            sides.reverse()
+        if not linear.is_split:
+            alone = np.ones(len(self.table))
+            tokens, sides = self.own_tokens, [(alone, ""), (alone, "")]
+        (input_split, input_axis), (output_split, output_axis) = sides
+        is_head = linear.name == "head"
         k = linear.n_in / input_split
         n = linear.n_out / output_split
-        if linear.name == "head" and self.vocab_size is not None:
+        if is_head and self.vocab_size is not None:
             n = self.vocab_size / output_split
-        column_bytes = self.tokens * self.element_bytes
-        is_low = linear.name != "head"
-        gathered_bytes = self.tokens * (self.job.operand_bytes if is_low else self.element_bytes)
+        column_bytes = tokens * self.element_bytes
+        gathered_bytes = tokens * (self.element_bytes if is_head else self.job.operand_bytes)
         gathers_uncast = self.job.has_adapter(linear.name) and not linear.transposed
         return LinearShape(
             linear,
-            self.tokens,
+            tokens,
             k,
             n,
             weight_bytes=k * n * self.element_bytes,
@@ -300,38 +303,19 @@ class Shapes:
             gathers_uncast=gathers_uncast,
             input_axis=input_axis,
             output_axis=output_axis,
-            is_stored_transposed=linear.name == "head" and self.model.tied_embeddings,
+            is_stored_transposed=is_head and self.model.tied_embeddings,
             products=self._products(linear, n),
-        )
-
-    def _whole_linear_shape(self, linear: Linear) -> LinearShape:
-        """Return the shape of a linear layer whose weight every rank of the group holds."""
-        tokens = self.own_tokens
-        k = np.full(len(self.table), float(linear.n_in))
-        n = np.full(len(self.table), float(linear.n_out))
-        column_bytes = tokens * self.element_bytes
-        low_column_bytes = tokens * self.job.operand_bytes
-        return LinearShape(
-            linear,
-            tokens,
-            k,
-            n,
-            weight_bytes=k * n * self.element_bytes,
-            input_bytes=column_bytes * k,
-            output_bytes=column_bytes * n,
-            gathered_input_bytes=low_column_bytes * k,
-            gathered_gradient_bytes=low_column_bytes * n,
-            gathers_uncast=False,
-            input_axis="",
-            output_axis="",
-            is_stored_transposed=False,
-            products=((linear.name, n),),
         )
 
     @property
     def attention_element_bytes(self) -> float:
         """The bytes of an element of the operands of attention."""
         return operand_bytes(self.attention_format) if self.attention_format else self.element_bytes
+
+    @property
+    def residual_is_split(self) -> bool:
+        """Whether ranks split the residual stream by tokens, for some candidate at least."""
+        return bool(np.any(np.asarray(self.residual_split) > 1.0))
 
     @property
     def own_tokens(self) -> Array:
@@ -491,10 +475,10 @@ class Shapes:
     def _saved_after_attention(self) -> Array | float:
         """The bytes of another copy of attention's output, cast or after dropout, for dW."""
         shape = self.linears["proj"]
-        adapters, recipe = self.job.adapters, self.job.recipe
+        adapters = self.job.adapters
         if adapters is not None:
             return self.saved_of_input("proj", shape.input_bytes) if adapters.dropout else 0.0
-        if recipe is not None and recipe.saves_attention_cast:
+        if self.job.saves_attention_cast:
             return shape.gathered_input_bytes
         return 0.0
 

@@ -17,7 +17,6 @@ import numpy as np
 from axonn_tune.spec.candidates import Ints, distinct
 from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.plan import (
-    Array,
     Collective,
     Operation,
     Part,
@@ -69,18 +68,21 @@ def step_plan(
     """
     table = transformer.shapes.table
     n_microsteps = table.n_microsteps(transformer.shapes.job.global_batch)
-    if table.is_pipelined:
-        sync = synchronising or transformer
-        plan = _pipelined_plan(transformer, sync, n_microsteps, schedule, aligns_gathers)
-        assert plan.pipeline is not None
-        pipeline = replace(plan.pipeline, sends_beside=sends_beside, syncs_at_end=syncs_at_end)
-        step_end = plan.step_end
-        if at_end is not None:
-            step_end = _chosen(np.asarray(syncs_at_end), _step_end(at_end), step_end)
-        return replace(plan, step_end=step_end, pipeline=pipeline)
-    sync_microstep = _microstep("sync_microstep", synchronising) if synchronising else None
-    microstep = _microstep("microstep", transformer)
-    return StepPlan(table, _step_end(transformer), n_microsteps, microstep, sync_microstep)
+    step_end = _step_end(transformer)
+    if not table.is_pipelined:
+        sync_microstep = _microstep("sync_microstep", synchronising) if synchronising else None
+        microstep = _microstep("microstep", transformer)
+        return StepPlan(table, step_end, n_microsteps, microstep, sync_microstep)
+    if at_end is not None:
+        step_end = _chosen(np.asarray(syncs_at_end), _step_end(at_end), step_end)
+    pipeline = replace(
+        _pipeline(transformer, synchronising or transformer),
+        schedule=schedule,
+        aligns_gathers=aligns_gathers,
+        sends_beside=sends_beside,
+        syncs_at_end=syncs_at_end,
+    )
+    return StepPlan(table, step_end, n_microsteps, pipeline=pipeline)
 
 
 def _microstep(name: str, transformer: Transformer) -> Part:
@@ -123,14 +125,8 @@ def _chosen(is_longer: np.ndarray, longer: Part, shorter: Part) -> Part:
     return Part(longer.name, (replace(phase, operations=tuple(map(chosen, phase.operations))),))
 
 
-def _pipelined_plan(
-    transformer: Transformer,
-    synchronising: Transformer,
-    n_microsteps: Array,
-    schedule: str,
-    aligns_gathers: bool,
-) -> StepPlan:
-    """Return the plan of a step whose layers are cut into stages.
+def _pipeline(transformer: Transformer, synchronising: Transformer) -> Pipeline:
+    """Return the stages into which layers are cut, and the transfer between them.
 
     The candidates may differ in how many layers a stage has, and recomputes.
     """
@@ -152,21 +148,18 @@ def _pipelined_plan(
         )
 
     transfer_bytes = transformer.communication.transfer_bytes
-    pipeline = Pipeline(
+    return Pipeline(
         first=stage("first", transformer, 0),
         middle=stage("middle", transformer, 1),
         last=stage("last", transformer, 2),
         sync=stage("sync", synchronising, 0),
         transfer=Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE),
-        aligns_gathers=aligns_gathers,
-        schedule=schedule,
         others=tuple(
             stage(f"middle{place - 1}", transformer, place)
             for place in range(3, len(layers_of_cuts[0]))
         ),
         places=places,
     )
-    return StepPlan(table, _step_end(transformer), n_microsteps, pipeline=pipeline)
 
 
 def _merged(alternatives: Sequence[tuple[Phase, ...]], kinds: Ints) -> tuple[Phase, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.names import BACKWARD
-from axonn_tune.spec.plan import Array, Attention
+from axonn_tune.spec.plan import Array
 from axonn_tune.strategies.context import Ring
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES
@@ -93,13 +93,6 @@ class TorchRing(Ring):
     def _keys_values(self) -> Array:
         """The number of elements of the rank's own keys and values."""
         return (self.key_bytes + self.value_bytes) / self.shapes.attention_element_bytes
-
-    def _masked(self, chain: str, window: int) -> Attention:
-        """Return the step that meets the rank's own keys."""
-        n_sequences, seq_len = self.shapes.table.sequences_at_once, self.shapes.job.seq_len
-        if window:
-            return self._kernel(chain, window, n_sequences / self.n_ranks, seq_len)
-        return self._kernel(chain, 0, n_sequences, seq_len / self.n_ranks)
 
     @property
     def working_bytes(self) -> Array:

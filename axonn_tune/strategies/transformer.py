@@ -6,7 +6,7 @@ split. What has to be communicated between them is decided by a strategy's `Comm
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -93,7 +93,8 @@ class Transformer:
             return
         share_transposed = self.communication.share_transposed(weight.chain)
         if share_transposed is None:
-            self.casts.cast_weight(host, weight.chain, weight.layer)
+            n_elements = self.shapes.linears[weight.layer].n_elements
+            self.casts.cast_gathered(host, weight.chain, weight.layer, n_elements)
         else:
             self.casts.transpose_gathered(host, weight.chain, weight.layer, share_transposed)
 
@@ -133,7 +134,7 @@ class Transformer:
         self.communication.gather_for_gradients(host, weight)
         is_trained = self.shapes.job.trains(layer)
         if self.communication.keeps_weights and not is_trained:
-            self.casts.transpose_frozen_weight(host, layer)
+            self.casts.transpose_frozen(host, layer, shape.n_elements)
         for name, n in shape.products:
             owner = names.gemm_input(names.of_layer(BACKWARD, name))
             host.gemm(owner, tokens, shape.k, n, input_mode, number_format)
@@ -308,10 +309,10 @@ class Transformer:
         `following` is the weight that is used next after the block, in any chain; `has_next_block`
         says whether another block of this chain follows.
         """
-        weights = [Weight(chain, linear.name) for linear in self._model.linears_of(block)]
-        followings = dict(zip(weights, [*weights[1:], following], strict=True))
-        n_attention = len(self._model.attention_linears)
-        *before_attention, proj = weights[:n_attention]
+        attention = [Weight(chain, linear.name) for linear in self._model.attention_linears]
+        mlp = [Weight(chain, linear.name) for linear in self._model.mlp_linears_of(block)]
+        followings = dict(zip([*attention, *mlp], [*attention[1:], *mlp, following], strict=True))
+        *before_attention, proj = attention
         self.communication.begin_block(host, chain)
         self._norm(host, chain, "norm1")
         if has_next_block:
@@ -329,14 +330,14 @@ class Transformer:
         if not self._model.shares_norm:
             self._norm(host, chain, "norm2")
         if chain == RECOMPUTE and self.shapes.leaves_out_last_product:
-            self._activated(host, weights[n_attention:], following)
+            self._activated(host, mlp, following)
             return
-        self._mlp_forward(host, weights[n_attention:], following)
+        self._mlp_forward(host, mlp, following)
         if block.has_experts and self._mixture is not None:
             self._mixture.forward(host, chain)
             if chain == RECOMPUTE and self.shapes.leaves_out_combine:
                 return
-            if weights[n_attention:]:
+            if mlp:
                 self._sum(host, names.of_layer(chain, "shared_sum"))
         self._output_norm(host, chain, "mlp_norm")
         self._residual(host, chain, "residual2")
@@ -363,9 +364,8 @@ class Transformer:
         """Run again those modules of the MLP, or of the experts, that are recomputed."""
         modules = self.shapes.recomputed_modules
         norms = norms_again(self.shapes, block)
-        n_attention = len(self._model.attention_linears)
-        layers = [linear.name for linear in self._model.linears_of(block)[n_attention:]]
-        weights = [Weight(RECOMPUTE, layer) for layer in layers]
+        linears = self._model.mlp_linears_of(block)
+        weights = [Weight(RECOMPUTE, linear.name) for linear in linears]
         is_whole = ("moe" if block.has_experts else "mlp") in modules
         is_shared = block.has_experts and "shared_experts" in modules
         if "norm2" in norms:
@@ -414,8 +414,7 @@ class Transformer:
         """
         layers = [linear.name for linear in self._model.linears_of(block)]
         previous = {layer: Weight(BACKWARD, before) for before, layer in pairwise(layers)}
-        n_attention = len(self._model.attention_linears)
-        *before_attention, proj = layers[:n_attention]
+        *before_attention, proj = (linear.name for linear in self._model.attention_linears)
         if recomputes:
             has_next_block = next_entry is not None
             following = Weight(BACKWARD, layers[-1])
@@ -428,20 +427,7 @@ class Transformer:
             self._mlp_again(host, block)
         self._output_norm(host, BACKWARD, "mlp_norm")
         prefetched = next_entry.chain if next_entry is not None and not recomputes else ""
-        if block.has_experts and self._mixture is not None:
-            self._prefetch_block(host, prefetched)
-            self._mixture.backward(host)
-        if mlp := layers[n_attention:]:
-            up, down = mlp
-            if self.shapes.memory.tiles_mlp:
-                self._mlp_forward(host, [Weight(RECOMPUTE, up), Weight(RECOMPUTE, down)], None)
-            self._linear_backward(host, down, previous[down])
-            self._activation_backward(host, up, down)
-            if not block.has_experts:
-                self._prefetch_block(host, prefetched)
-            self._linear_backward(host, up, previous[up])
-            if block.has_experts:
-                self._sum(host, names.input_gradient(names.of_layer(BACKWARD, up)))
+        self._mlp_backward(host, block, previous, prefetched)
         if not self._model.shares_norm:
             self._norm(host, BACKWARD, "norm2")
         self._residual(host, BACKWARD, "residual2")
@@ -461,6 +447,31 @@ class Transformer:
         self._norm(host, BACKWARD, "norm1")
         self._residual(host, BACKWARD, "residual1")
         self.communication.end_block(host, is_first)
+
+    def _mlp_backward(
+        self, host: HostProgram, block: Block, previous: Mapping[str, Weight], prefetched: str
+    ) -> None:
+        """Form the gradients of the MLP, or those of routed and of shared experts.
+
+        `previous` holds the weight that is used after each layer's, and `prefetched` is the chain
+        whose next block is gathered meanwhile, empty for none.
+        """
+        if block.has_experts and self._mixture is not None:
+            self._prefetch_block(host, prefetched)
+            self._mixture.backward(host)
+        linears = self._model.mlp_linears_of(block)
+        if not linears:
+            return
+        up, down = (linear.name for linear in linears)
+        if self.shapes.memory.tiles_mlp:
+            self._mlp_forward(host, [Weight(RECOMPUTE, up), Weight(RECOMPUTE, down)], None)
+        self._linear_backward(host, down, previous[down])
+        self._activation_backward(host, up, down)
+        if not block.has_experts:
+            self._prefetch_block(host, prefetched)
+        self._linear_backward(host, up, previous[up])
+        if block.has_experts:
+            self._sum(host, names.input_gradient(names.of_layer(BACKWARD, up)))
 
     def _prefetch_block(self, host: HostProgram, chain: str) -> None:
         """Start to gather the next block of a chain; an empty text stands for none."""
@@ -610,7 +621,7 @@ class Transformer:
         self._predict(host, last_weight)
         recomputes = self.shapes.recompute == "full"
         self._block_backward(host, block, recomputes, Weight(BACKWARD, projection))
-        if np.any(np.asarray(self.shapes.residual_split) > 1.0):
+        if self.shapes.residual_is_split:
             self._gather_columns(host, BACKWARD)
         self._linear_backward(host, projection, None)
         for layer in reversed(_MODULE_NORMS):

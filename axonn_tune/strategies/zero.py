@@ -44,7 +44,7 @@ from axonn_tune.strategies.fetches import (
     backward_fetches,
     fetched_each_time,
 )
-from axonn_tune.strategies.fsdp2 import Kept, fsdp2_memory, fsdp2_stage_memory
+from axonn_tune.strategies.fsdp2 import Fsdp2Memory, Kept
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
     broken_frozen_rules,
@@ -62,7 +62,7 @@ from axonn_tune.strategies.torch_context import TorchRing
 from axonn_tune.strategies.transformer import Transformer
 from axonn_tune.strategies.units import GatherUnit, gathers_per_block
 from axonn_tune.strategies.zero_communication import ZeroCommunication
-from axonn_tune.strategies.zero_memory import zero_memory
+from axonn_tune.strategies.zero_memory import ZeroMemory
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class Zero:
 
     @property
     def compute_key(self) -> tuple[str, ...]:
-        """Return all axes and the micro-batch, since kernels that pack messages work on shards."""
+        """All axes and the micro-batch, since kernels that pack messages work on shards."""
         return (*self.axes.sized, "micro_batch")
 
     def overlap_of(self, job: Job) -> Overlap:
@@ -261,25 +261,19 @@ class Zero:
             return neediest(self._memory_of_stages(shapes))
         sharding = self.sharding
         offload = self.engine.offload_in(job)
-        sharing = self.shared_sequences(shapes)
         if self.engine.zero.is_fsdp2:
-            terms = fsdp2_memory(
-                shapes,
-                self.units(shapes),
-                self.engine.zero,
-                self._kept(job),
-                sharing.working_bytes,
-            )
+            terms = self._fsdp2_memory(shapes, self.units(shapes)).peak()
             if offload is not None:
                 # In the end the host holds all gradients, and the GPU holds none.
                 owned = self.trained_share(shapes, sharding.gradients)
                 terms["gradients"] = owned * FP32_BYTES
             return terms
         transposes = self.gathers_low(job) and job.transposes_operands
-        ends = self.ends(shapes).values()
-        return zero_memory(
-            shapes, self.units(shapes), ends, sharding, self.engine, sharing, transposes
-        )
+        ends = list(self.ends(shapes).values())
+        sharing = self.shared_sequences(shapes)
+        units = self.units(shapes)
+        memory = ZeroMemory(shapes, units, ends, sharding, self.engine, sharing, transposes)
+        return memory.peak()
 
     def first_stage_memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of a rank in the first stage by term, each of shape (C,)."""
@@ -296,14 +290,14 @@ class Zero:
     ) -> dict[str, Array]:
         """Return the bytes by term of one stage, which holds `held` layers' activations at once."""
         units = self._units_of(shapes, layers, first, last)
-        attention_buffers = self.shared_sequences(shapes).working_bytes
-        kept, program = self._kept(shapes.job), self.engine.zero
-        return fsdp2_stage_memory(shapes, units, program, kept, attention_buffers, held, last)
+        return self._fsdp2_memory(shapes, units).peak_of_stage(held, last)
 
-    def _kept(self, job: Job) -> Kept:
-        """Return what a rank of FSDP2 keeps."""
-        sharding, element_bytes = self.sharding, self.kept_element_bytes(job)
-        return Kept(sharding.weights, element_bytes, self.keeps_blocks, sharding.reduced_once)
+    def _fsdp2_memory(self, shapes: Shapes, units: Sequence[GatherUnit]) -> Fsdp2Memory:
+        """Return the memory of a rank of FSDP2 that has these units."""
+        sharding, element_bytes = self.sharding, self.kept_element_bytes(shapes.job)
+        kept = Kept(sharding.weights, element_bytes, self.keeps_blocks, sharding.reduced_once)
+        buffers = self.shared_sequences(shapes).working_bytes
+        return Fsdp2Memory(shapes, units, self.engine.zero, kept, buffers)
 
     def kept_element_bytes(self, job: Job) -> float:
         """Return the bytes of an element of the shards of gradients: torch's are in fp32."""
@@ -424,15 +418,15 @@ class Zero:
         n_gathers = np.where(is_spread, 1.0, 0.0)
         n_reductions = n_gathers * shapes.job.trains_weights
         experts = GatherUnit(
-            "experts",
-            block.count,
-            routed,
-            trained,
-            block.n_trained,
-            routed,
-            n_gathers,
-            n_reductions,
-            EXPERT_REPLICAS,
+            name="experts",
+            count=block.count,
+            parameters=routed,
+            trained=trained,
+            n_trained=block.n_trained,
+            gathered=routed,
+            n_calls=n_gathers,
+            n_reductions=n_reductions,
+            sharded_over=EXPERT_REPLICAS,
         )
         return root, block, experts
 
@@ -483,12 +477,19 @@ class Zero:
         bucket_elements = self.engine.zero.bucket_elements
         if bucket_elements:
             n_reductions = np.minimum(n_calls, trained / bucket_elements)
-        whole, sent = weights + added, gathered + added
         low: Size = 0.0
         if layers and self.gathers_low(job):
             low = stage_parameters(model, layers, False, False)[0] / count / shapes.y
         return GatherUnit(
-            name, count, whole, trained, n_trained, sent, n_calls, n_reductions, low=low
+            name=name,
+            count=count,
+            parameters=weights + added,
+            trained=trained,
+            n_trained=n_trained,
+            gathered=gathered + added,
+            n_calls=n_calls,
+            n_reductions=n_reductions,
+            low=low,
         )
 
     def _mean_weights(self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool) -> Size:

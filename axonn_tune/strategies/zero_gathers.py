@@ -15,7 +15,7 @@ from axonn_tune.spec.layout import EXPERT
 from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
 from axonn_tune.spec.plan import FROM_HOST, Array, Size
 from axonn_tune.strategies.async_tensor import AsyncTensorParallel
-from axonn_tune.strategies.attention import copy_heads
+from axonn_tune.strategies.attention import copied_heads
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shard_kernels import ShardKernels
@@ -114,17 +114,14 @@ class ZeroGathers(AsyncTensorParallel):
 
     @cached_property
     def _units(self) -> tuple[GatherUnit, ...]:
-        """Return all units in which weights are gathered."""
+        """All units in which weights are gathered."""
         return self.options.units(self.shapes)
 
     def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Run attention over sequences that several ranks share, if they do."""
         copies = self._program.copies_heads and self.shapes.job.attention == "flash"
-        if copies and chain != BACKWARD:
-            copy_heads(host, self.shapes, chain)
-        self.options.shared_sequences(self.shapes).attend(host, chain, window)
-        if copies and chain == BACKWARD:
-            copy_heads(host, self.shapes, chain)
+        with copied_heads(host, self.shapes, chain, copies):
+            self.options.shared_sequences(self.shapes).attend(host, chain, window)
 
     # Experts ---------------------------------------------------------------------------------
 
@@ -288,11 +285,8 @@ class ZeroGathers(AsyncTensorParallel):
         """
         name, fetches = names.of_layer(chain, unit.name), unit.fetches
         share = self._share(chain, unit)
-        elements, n_calls, early_share = share * unit.gathered, share * unit.n_calls, 1.0
-        if chain == BACKWARD:
-            early_share = 0.0
-        if chain == RECOMPUTE:
-            early_share = fetches.early_share
+        elements, n_calls = share * unit.gathered, share * unit.n_calls
+        early_share = {FORWARD: 1.0, RECOMPUTE: fetches.early_share, BACKWARD: 0.0}[chain]
         if chain == BACKWARD and fetches.n_again:
             elements, n_calls = fetches.again_elements, fetches.n_again
             early_share = fetches.early_again_share

@@ -5,13 +5,14 @@ That of torch's FSDP2 is in `fsdp2`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 
 import numpy as np
 
 from axonn_tune.spec.engine import Engine
-from axonn_tune.spec.plan import Array
+from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.context import ContextParallelism
 from axonn_tune.strategies.moved import (
     host_activations,
@@ -25,25 +26,15 @@ from axonn_tune.strategies.sharding import Sharding
 from axonn_tune.strategies.units import GatherUnit
 
 
-def zero_memory(
-    shapes: Shapes,
-    units: Sequence[GatherUnit],
-    ends: Iterable[GatherUnit],
-    sharding: Sharding,
-    engine: Engine,
-    sharing: ContextParallelism,
-    transposes: bool = False,
-) -> dict[str, Array]:
-    """Return the peak bytes of a rank by term, each of shape (C,).
+@dataclass(frozen=True, eq=False)
+class ZeroMemory:
+    """The peak memory of a rank.
 
-    A block saves the inputs of its products and of the kernels between them, at whole widths;
-    selective recomputation forms the softmax of unfused attention again.
-
-    Parameters
+    Attributes
     ----------
     units : sequence of GatherUnit
         The root (embedding, final norm and head), then the unit of a block.
-    ends : iterable of GatherUnit
+    ends : sequence of GatherUnit
         The parts of the root whose gradients are reduced by themselves, so that only one of them is
         held at a time.
     sharing : ContextParallelism
@@ -51,57 +42,102 @@ def zero_memory(
     transposes : bool
         Whether weights are gathered in a low format, and transposed for the backward pass.
     """
-    job, table, program = shapes.job, shapes.table, engine.zero
-    element = job.element_bytes
-    offload = engine.offload_in(job)
-    root, block = units
-    parameters = block.count * block.parameters + root.parameters
-    trained = block.all_trained + root.trained
-    weights = parameters * element - block.count * block.saved_bytes(job)
-    weights = weights / table.size(sharding.weights)
-    if sharding.copy:
-        weights = weights + parameters * element / table.size(sharding.copy)
-    # The rank holds the whole gradients of two blocks and an end, and the whole weights of all
-    # too where weights are gathered; or what the engine lets it hold.
-    two_blocks = 2.0 * block.parameters + root.parameters
-    gradients_of_two = 2.0 * block.trained + reduce(np.maximum, [end.trained for end in ends])
-    held_gradients = np.maximum(gradients_of_two, np.minimum(program.bucket_elements, trained))
-    if not sharding.weights:
-        # Each gradient is copied to one of two buckets as soon as it is formed (DeepSpeed 0.19,
-        # runtime/zero/stage_1_and_2.py, setup_buckets).
-        held_gradients = np.full(len(table), 2.0 * program.bucket_elements)
-    held_weights = np.maximum(two_blocks, np.minimum(program.live_elements, parameters))
-    comes_from_host = offload is not None and offload.weights
-    is_gathered = (table.size(sharding.weights) > 1) | comes_from_host
-    held_weight_bytes = held_weights * element - 2.0 * block.saved_bytes(job)
-    if transposes:
-        n_transposed = block.count if program.keeps_transposed else 1
-        held_weight_bytes = held_weight_bytes + n_transposed * block.low * job.operand_bytes
-    held_weight_bytes = np.where(is_gathered, held_weight_bytes, 0.0)
-    owned = trained / table.size(sharding.states)
-    without_scores = saved_by_kernels(shapes) + sharing.saved_bytes
-    everything = without_scores + shapes.saved_score_bytes
-    saved = {
-        "none": everything,
-        "selective": without_scores,
-        "full": shapes.residual_bytes,
-    }[shapes.recompute]
-    # When attention's gradients are formed, with its buffers, those of the MLP are done.
-    in_attention = everything - shapes.saved_mlp_bytes + sharing.working_bytes
-    layers = range(shapes.model.n_layers)
-    moved = moved_by_layers(shapes, layers, shapes.n_backward)
-    return {
-        "weights": weights,
-        "gradients": trained * element / table.size(sharding.gradients),
-        "optimizer_states": owned * states_of(job, engine.low_states).nbytes,
-        **host_copies(job, offload, owned),
-        "gathered_weights": held_gradients * element + held_weight_bytes,
-        **host_activations(job, shapes.n_backward * moved),
-        "activations": shapes.n_backward
-        * (shapes.saved_by_layers(saved, shapes.n_backward) - moved)
-        + shapes.residual_bytes,
-        "working_set": np.maximum(
-            shapes.working_set(everything, saved, last=True), in_attention - saved
-        )
-        + largest_moved(shapes, layers),
-    }
+
+    shapes: Shapes
+    units: Sequence[GatherUnit]
+    ends: Sequence[GatherUnit]
+    sharding: Sharding
+    engine: Engine
+    sharing: ContextParallelism
+    transposes: bool
+
+    def peak(self) -> dict[str, Array]:
+        """Return the peak bytes of a rank by term, each of shape (C,).
+
+        A block saves the inputs of its products and of the kernels between them, at whole widths;
+        selective recomputation forms the softmax of unfused attention again.
+        """
+        shapes, job, sharding = self.shapes, self.shapes.job, self.sharding
+        owned = self._trained / shapes.table.size(sharding.states)
+        without_scores = saved_by_kernels(shapes) + self.sharing.saved_bytes
+        everything = without_scores + shapes.saved_score_bytes
+        saved = {
+            "none": everything,
+            "selective": without_scores,
+            "full": shapes.residual_bytes,
+        }[shapes.recompute]
+        # When attention's gradients are formed, with its buffers, those of the MLP are done.
+        in_attention = everything - shapes.saved_mlp_bytes + self.sharing.working_bytes - saved
+        working = np.maximum(shapes.working_set(everything, saved, last=True), in_attention)
+        layers, n_layers = range(shapes.model.n_layers), shapes.n_backward
+        moved = moved_by_layers(shapes, layers, n_layers)
+        left = n_layers * (shapes.saved_by_layers(saved, n_layers) - moved)
+        held_gradient_bytes = self._held_gradients * job.element_bytes
+        return {
+            "weights": self._weight_bytes,
+            "gradients": self._trained * job.element_bytes / shapes.table.size(sharding.gradients),
+            "optimizer_states": owned * states_of(job, self.engine.low_states).nbytes,
+            **host_copies(job, self.engine.offload_in(job), owned),
+            "gathered_weights": held_gradient_bytes + self._held_weight_bytes,
+            **host_activations(job, n_layers * moved),
+            "activations": left + shapes.residual_bytes,
+            "working_set": working + largest_moved(shapes, layers),
+        }
+
+    @property
+    def _parameters(self) -> Size:
+        """The number of all parameters."""
+        root, block = self.units
+        return block.count * block.parameters + root.parameters
+
+    @property
+    def _trained(self) -> Size:
+        """The number of all trained parameters."""
+        root, block = self.units
+        return block.all_trained + root.trained
+
+    @property
+    def _weight_bytes(self) -> Array:
+        """The bytes of a rank's shards of the weights, and of their second copy, shape (C,)."""
+        job, table = self.shapes.job, self.shapes.table
+        _, block = self.units
+        nbytes = self._parameters * job.element_bytes
+        low_bytes = nbytes - block.count * block.saved_bytes(job)
+        shard_bytes = low_bytes / table.size(self.sharding.weights)
+        if not self.sharding.copy:
+            return shard_bytes
+        return shard_bytes + nbytes / table.size(self.sharding.copy)
+
+    @property
+    def _held_gradients(self) -> Size:
+        """The number of whole gradients that a rank holds.
+
+        They are those of two blocks and an end, or what the engine lets it hold. Where weights are
+        whole, each gradient is copied to one of two buckets as soon as it is formed (DeepSpeed
+        0.19, runtime/zero/stage_1_and_2.py, setup_buckets).
+        """
+        bucket_elements = self.engine.zero.bucket_elements
+        if not self.sharding.weights:
+            return np.full(len(self.shapes.table), 2.0 * bucket_elements)
+        _, block = self.units
+        of_two = 2.0 * block.trained + reduce(np.maximum, [end.trained for end in self.ends])
+        return np.maximum(of_two, np.minimum(bucket_elements, self._trained))
+
+    @property
+    def _held_weight_bytes(self) -> Array:
+        """The bytes of the gathered weights that a rank holds, shape (C,).
+
+        They are those of two blocks and the root, or what the engine lets it hold.
+        """
+        job, program = self.shapes.job, self.engine.zero
+        root, block = self.units
+        offload = self.engine.offload_in(job)
+        comes_from_host = offload is not None and offload.weights
+        is_gathered = (self.shapes.table.size(self.sharding.weights) > 1) | comes_from_host
+        two_blocks = 2.0 * block.parameters + root.parameters
+        held = np.maximum(two_blocks, np.minimum(program.live_elements, self._parameters))
+        nbytes = held * job.element_bytes - 2.0 * block.saved_bytes(job)
+        if self.transposes:
+            n_transposed = block.count if program.keeps_transposed else 1
+            nbytes = nbytes + n_transposed * block.low * job.operand_bytes
+        return np.where(is_gathered, nbytes, 0.0)
