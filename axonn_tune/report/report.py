@@ -46,7 +46,7 @@ from axonn_tune.step.explain import explain_played
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.timeline import Player, StepTimeline, players_of
 from axonn_tune.studies.compare import without_twins
-from axonn_tune.units import format_count, gib
+from axonn_tune.units import format_count, gib, rounded
 
 # Number of passes of a pipeline that a timeline draws.
 DRAWN_PASSES = 512
@@ -256,12 +256,7 @@ def _columns(rows: Sequence[Candidate], strategies: Sequence[str]) -> dict[str, 
 
 def _short(value: float | None) -> float | None:
     """Return a number in as many digits as people read."""
-    return None if value is None else _digits(value)
-
-
-def _digits(value: float) -> float:
-    """Return a number that is known in as many digits as people read."""
-    return float(f"{value:.{DIGITS}g}")
+    return None if value is None else rounded(value, DIGITS)
 
 
 def _details(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
