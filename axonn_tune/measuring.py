@@ -27,7 +27,7 @@ from axonn_tune.options import (
     defaults,
     with_options,
 )
-from axonn_tune.searching import DEFAULT_MACHINE, MachineLike, ModelLike, build_search, loaded
+from axonn_tune.searching import MachineLike, ModelLike, build_search, loaded
 from axonn_tune.spec.calibration import PARTS
 from axonn_tune.spec.checks import whole_number
 from axonn_tune.spec.track_record import NO_TRACK_RECORDS
@@ -268,7 +268,7 @@ def calibration_campaign(
         search = build_search(
             model,
             gpus,
-            base or DEFAULT_MACHINE,
+            base,
             micro_batch=given["micro_batch"],
             seq_len=given["seq_len"],
             global_batch=given["global_batch"],
