@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from axonn_tune.runtime.axonn.optimizer import BETAS, CLIP_NORM, LR, WEIGHT_DECAY
 from axonn_tune.runtime.native.plain import PlainGPT
-from axonn_tune.runtime.native.trainer import RecordedTrainer, WaitRecorder, mean_loss
+from axonn_tune.runtime.native.trainer import RecordedTrainer, mean_loss
+from axonn_tune.runtime.ranks.wait_recorder import WaitRecorder
 from axonn_tune.runtime.released.torch_calls import TorchCalls
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.strategies.zero import zero3

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 
 from axonn_tune.runtime.axonn.gpt import INITIAL_STD
 from axonn_tune.runtime.axonn.optimizer import BETAS, CLIP_NORM, LR, WEIGHT_DECAY
-from axonn_tune.runtime.native.trainer import RecordedTrainer, WaitRecorder
+from axonn_tune.runtime.native.trainer import RecordedTrainer
+from axonn_tune.runtime.ranks.wait_recorder import WaitRecorder
 from axonn_tune.runtime.released.megatron_experts import (
     fields_of,
     layers_of,
