@@ -68,7 +68,7 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
         path = _hf_folder(given) or Path(given)
         if path.suffix.lower() == ".json":
             # To import what only these files, or clusters, need takes 4 ms.
-            from axonn_tune.io.hf_config import load_hf_config
+            from axonn_tune.io.hf.config import load_hf_config
 
             return load_hf_config(path)
         if not path.suffix and not path.exists():
