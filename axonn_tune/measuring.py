@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from axonn_tune.runtime.run import TrainerFactory
     from axonn_tune.spec.machine import Machine
     from axonn_tune.spec.validation import Validation
-    from axonn_tune.validation.campaign import RunnableStrategy, ValidationCampaign
+    from axonn_tune.validation.campaign import ValidationCampaign
+    from axonn_tune.validation.runnable import RunnableStrategy
 
 
 @with_options(VALIDATION)
@@ -123,7 +124,7 @@ def run_here(strategy: str | None, engine: str | None) -> RunnableStrategy:
     AxonnTuneError
         The strategy or the engine is unknown, or is not executed here.
     """
-    from axonn_tune.validation.campaign import runnable
+    from axonn_tune.validation.runnable import runnable
 
     if engine is None:
         return runnable(strategy)

@@ -84,7 +84,7 @@ def _search(model: ModelLike, gpus: int, given: Mapping[str, Any]) -> Search:
     """Return the search of a strategy that the runtime carries out, with what it can do."""
     from axonn_tune.runtime.released.packages import installed_package
     from axonn_tune.runtime.request import require_built
-    from axonn_tune.validation.campaign import runnable
+    from axonn_tune.validation.runnable import runnable
 
     options = dict(given)
     spec = loaded(model)
