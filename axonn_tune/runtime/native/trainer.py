@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -145,12 +145,7 @@ class TorchTrainer(RecordedTrainer):
         self._parallel = parallel
         self._masters = MasterWeights(parallel.model)
         self._groups = _grouped(self._masters.weights)
-        decays = [WEIGHT_DECAY if group[0].dim() > 1 else 0.0 for group in self._groups]
-        groups = [
-            {"params": group, "weight_decay": decay}
-            for group, decay in zip(self._groups, decays, strict=True)
-        ]
-        self._adamw = torch.optim.AdamW(groups, lr=LR, betas=BETAS, fused=True)
+        self._adamw = adamw(self._groups)
 
     def train(self, texts: list[torch.Tensor]) -> tuple[torch.Tensor, float]:
         """Train on the micro-steps of this rank's share; return their mean loss and the norm."""
@@ -237,6 +232,15 @@ class MasterWeights:
         """Round the updated weights to those with which the model computes."""
         for parameter, master in self._copies:
             parameter.copy_(master)
+
+
+def adamw(groups: Iterable[Sequence[nn.Parameter]]) -> torch.optim.AdamW:
+    """Return AdamW of groups of parameters; matrices decay, and vectors do not."""
+    decayed = [
+        {"params": group, "weight_decay": WEIGHT_DECAY if group[0].dim() > 1 else 0.0}
+        for group in groups
+    ]
+    return torch.optim.AdamW(decayed, lr=LR, betas=BETAS, fused=True)
 
 
 def mean_loss(logits: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
