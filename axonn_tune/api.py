@@ -149,30 +149,30 @@ def comparison(
 
     if grids and strategies:
         raise InputError("give either --grid with its strategy, or --strategies, not both")
+    engine = options.get("engine")
+    layouts: list[str] = []
+    if grids:
+        usual = _usual_contender(loaded(model), engine)
+        named = [named_layout(text, usual) for text in grids]
+        contenders = [contender for contender, _ in named]
+        layouts = [layout for _, layout in named]
+    else:
+        names = strategies or names_of_all_strategies(model, **options)
+        contenders = contenders_of(names, engine, is_named=bool(strategies))
+        contenders = able_of(loaded(model), contenders, is_special(options)) or contenders
     best: list[Best] = []
     for values in _varied(vary):
-        changed = _changed(options, **values)
-
-        def searches_of(
-            contenders: Sequence[Contender], given: SearchOptions = changed
-        ) -> list[Search]:
-            own = options_of_each([contender.strategy for contender in contenders], given)
-            return [
-                build_search(model, gpus, machine, **own[contender.strategy] | asdict(contender))
-                for contender in contenders
-            ]
-
-        if grids:
-            usual = _usual_contender(loaded(model), changed.get("engine"))
-            named = [named_layout(text, usual) for text in grids]
-            searches = searches_of([contender for contender, _ in named])
-            layouts = [layout for _, layout in named]
+        own = options_of_each(
+            [contender.strategy for contender in contenders], {**options, **values}
+        )
+        searches = [
+            build_search(model, gpus, machine, **own[contender.strategy] | asdict(contender))
+            for contender in contenders
+        ]
+        if layouts:
             best += compare_layouts(list(zip(searches, layouts, strict=True)), each)
         else:
-            names = strategies or names_of_all_strategies(model, **options)
-            contenders = contenders_of(names, changed.get("engine"), is_named=bool(strategies))
-            contenders = able_of(loaded(model), contenders, is_special(changed)) or contenders
-            best += compare_searches(searches_of(contenders), each)
+            best += compare_searches(searches, each)
     return best
 
 

@@ -27,7 +27,7 @@ from axonn_tune.options import (
     defaults,
     with_options,
 )
-from axonn_tune.searching import DEFAULT_MACHINE, MachineLike, ModelLike, build_search, loaded
+from axonn_tune.searching import MachineLike, ModelLike, build_search, loaded
 from axonn_tune.spec.calibration import PARTS
 from axonn_tune.spec.checks import whole_number
 from axonn_tune.spec.track_record import NO_TRACK_RECORDS
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from axonn_tune.runtime.run import TrainerFactory
     from axonn_tune.spec.machine import Machine
     from axonn_tune.spec.validation import Validation
-    from axonn_tune.validation.campaign import RunnableStrategy, ValidationCampaign
+    from axonn_tune.validation.campaign import ValidationCampaign
+    from axonn_tune.validation.runnable import RunnableStrategy
 
 
 @with_options(VALIDATION)
@@ -123,7 +124,7 @@ def run_here(strategy: str | None, engine: str | None) -> RunnableStrategy:
     AxonnTuneError
         The strategy or the engine is unknown, or is not executed here.
     """
-    from axonn_tune.validation.campaign import runnable
+    from axonn_tune.validation.runnable import runnable
 
     if engine is None:
         return runnable(strategy)
@@ -268,7 +269,7 @@ def calibration_campaign(
         search = build_search(
             model,
             gpus,
-            base or DEFAULT_MACHINE,
+            base,
             micro_batch=given["micro_batch"],
             seq_len=given["seq_len"],
             global_batch=given["global_batch"],

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from axonn_tune.errors import InputError
-from axonn_tune.io.presets import load_engine, load_machine
+from axonn_tune.io.presets import load_engine
 from axonn_tune.options import REHEARSAL, defaults
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.search import Search
-from axonn_tune.searching import DEFAULT_MACHINE, ModelLike, build_search, loaded
+from axonn_tune.searching import ModelLike, build_search, loaded, loaded_machine
 from axonn_tune.spec.checks import require_choice, require_count
 from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.step.predict import predict
@@ -84,7 +84,7 @@ def _search(model: ModelLike, gpus: int, given: Mapping[str, Any]) -> Search:
     """Return the search of a strategy that the runtime carries out, with what it can do."""
     from axonn_tune.runtime.released.packages import installed_package
     from axonn_tune.runtime.request import require_built
-    from axonn_tune.validation.campaign import runnable
+    from axonn_tune.validation.runnable import runnable
 
     options = dict(given)
     spec = loaded(model)
@@ -137,5 +137,4 @@ def rehearse_script(path: str, n_ranks: int, machine: str | None = None) -> Pric
     from axonn_tune.runtime.rehearsal.script import rehearse_script as rehearsed
 
     require_count("rehearse", "ranks", n_ranks)
-    profile = load_machine(DEFAULT_MACHINE if machine is None else machine)
-    return price(rehearsed(path, n_ranks), profile)
+    return price(rehearsed(path, n_ranks), loaded_machine(machine))

@@ -73,25 +73,24 @@ def build_search(
     given: dict[str, Any] = {**defaults(SEARCH), **options}
     require_count("job", "n_gpus", gpus)
     loaded_model = loaded(model)
-    machine = DEFAULT_MACHINE if machine is None else machine
-    loaded_machine = machine if isinstance(machine, Machine) else load_machine(machine)
+    given_machine = loaded_machine(machine)
     seq_len = loaded_model.seq_len if given["seq_len"] is None else given["seq_len"]
     require_count("job", "seq_len", seq_len)
     strategy = _strategy(given, loaded_model)
     constraints = _constraints(given, strategy)
     batch_rule = _batch_rule(given, seq_len)
     batches = batch_rule.batches(gpus, strategy.axes)
-    dtype = given["dtype"] or _default_dtype(loaded_machine)
+    dtype = given["dtype"] or _default_dtype(given_machine)
     job = _job(given, gpus, batches[0], seq_len, dtype, strategy.engine)
-    _require_carried_out(job, loaded_model, loaded_machine, strategy)
+    _require_carried_out(job, loaded_model, given_machine, strategy)
     search = Search(
         Scenario(
             loaded_model,
             job,
-            loaded_machine,
+            given_machine,
             strategy,
             load_track_records(),
-            _memory_margin_bytes(given["memory_margin"], loaded_machine),
+            _memory_margin_bytes(given["memory_margin"], given_machine),
         ),
         constraints,
         batch_rule=batch_rule,
@@ -216,6 +215,12 @@ def _recomputes(recompute: str, job: Job) -> tuple[str, ...]:
 def loaded(model: ModelLike) -> Model:
     """Return a model that may be given by its name or its file."""
     return model if isinstance(model, Model) else load_model(model)
+
+
+def loaded_machine(machine: MachineLike | None) -> Machine:
+    """Return a machine that may be given by its name or its file; None for the usual one."""
+    machine = DEFAULT_MACHINE if machine is None else machine
+    return machine if isinstance(machine, Machine) else load_machine(machine)
 
 
 def is_special(given: Mapping[str, Any]) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from axonn_tune.errors import InputError
 from axonn_tune.io.files import FileName
 from axonn_tune.io.kineto import load_trace
-from axonn_tune.io.presets import load_machine
 from axonn_tune.learning.choose import Proposals, next_layouts
 from axonn_tune.learning.learn import Trial, learn
 from axonn_tune.learning.watch import Drift, drift
@@ -15,7 +14,7 @@ from axonn_tune.reproduce.score import JudgedRun
 from axonn_tune.scoring import judged_runs
 from axonn_tune.search.rank import Each, rank_candidates
 from axonn_tune.search.search import Search
-from axonn_tune.searching import DEFAULT_MACHINE
+from axonn_tune.searching import loaded_machine
 from axonn_tune.spec.machine import Machine
 from axonn_tune.step.predict import predict
 
@@ -39,7 +38,7 @@ def learn_from(table: FileName, machine: str | None = None, each: Each = iter) -
     AxonnTuneError
         The table is wrong, or its runs are of several machines or engines.
     """
-    given = load_machine(DEFAULT_MACHINE if machine is None else machine)
+    given = loaded_machine(machine)
     judged = judged_runs(table, given, each)
     return learn(machine_of(judged), trials(judged), each)
 
@@ -61,7 +60,7 @@ def watch(
     AxonnTuneError
         A table is wrong, or has no run that ran.
     """
-    given = load_machine(DEFAULT_MACHINE if machine is None else machine)
+    given = loaded_machine(machine)
     earlier, now = (trials(judged_runs(name, given, each)) for name in (baseline, table))
     for name, runs in ((baseline, earlier), (table, now)):
         if not runs:
@@ -118,8 +117,8 @@ def propose(search: Search, table: FileName | None, budget: int, each: Each = it
     timed = trials(judged)
     learnt = learn(machine, timed, each) if timed else machine
     ranking = rank_candidates(search.on(learnt))
-    of_job = [run.prediction for run in judged if _is_of_job(run, ranking.search)]
-    configurations = {prediction.configuration for prediction in of_job}
+    of_job = [run for run in judged if _is_of_job(run, ranking.search)]
+    configurations = {run.prediction.configuration for run in of_job}
     n_rows = min(len(ranking), _N_CANDIDATES + len(configurations))
     candidates = [
         candidate
@@ -128,7 +127,7 @@ def propose(search: Search, table: FileName | None, budget: int, each: Each = it
     ]
     if not candidates:
         raise InputError(f"all {len(ranking)} layouts of this job were tried; allowed: another job")
-    measured = [run for run in judged if not run.ran_out and _is_of_job(run, ranking.search)]
+    measured = [run for run in of_job if not run.ran_out]
     tried = [predict(ranking.search.scenario, run.prediction.configuration) for run in measured]
     seconds = [run.run.published["step_seconds"] for run in measured]
     chosen = next_layouts(candidates, tried, seconds, budget)

@@ -102,12 +102,17 @@ def _scale(unit: str, suffix: str | None) -> float | None:
     return _DECIMAL.get(prefix, _BINARY.get(prefix))
 
 
+def rounded(value: float, digits: int) -> float:
+    """Return a number in so many significant digits."""
+    return float(f"{value:.{digits}g}")
+
+
 def _with_prefix(value: float, unit: str, digits: int) -> str:
-    rounded = float(f"{value:.{digits}g}")
+    shown = rounded(value, digits)
     for prefix, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(rounded) >= scale:
-            return f"{rounded / scale:.{digits}g} {prefix}{unit}"
-    return f"{rounded:.{digits}g} {unit}"
+        if abs(shown) >= scale:
+            return f"{shown / scale:.{digits}g} {prefix}{unit}"
+    return f"{shown:.{digits}g} {unit}"
 
 
 def format_quantity(value: float, field_name: str, digits: int = 4) -> str:

@@ -51,7 +51,7 @@ _PRESET_KINDS = (_MODEL, _MACHINE, _CLUSTER, _ENGINE)
 _BASE = re.compile(r"""^base:\s*["']?([^\s"'#]+)""", re.MULTILINE)
 
 
-def load_model(name_or_path: str | os.PathLike[str]) -> Model:
+def load_model(name_or_path: FileName) -> Model:
     """Return a model by name, or from a YAML file or a Hugging Face config by path.
 
     A part of a name is enough if it is unique: ``80b`` finds gpt-80b.
@@ -68,7 +68,7 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
         path = _hf_folder(given) or Path(given)
         if path.suffix.lower() == ".json":
             # To import what only these files, or clusters, need takes 4 ms.
-            from axonn_tune.io.hf_config import load_hf_config
+            from axonn_tune.io.hf.config import load_hf_config
 
             return load_hf_config(path)
         if not path.suffix and not path.exists():
@@ -80,7 +80,7 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
     return _load(_resolve(given, _MODEL), Model, _MODEL)
 
 
-def load_machine(name_or_path: str | os.PathLike[str]) -> Machine:
+def load_machine(name_or_path: FileName) -> Machine:
     """Return a hardware profile by name, or from a YAML file by path.
 
     Raises
@@ -114,7 +114,7 @@ def machine_of_gpu(name: str) -> Machine:
     raise InputError(f"no preset has a GPU '{name}'; allowed: a profile, or part of {known}")
 
 
-def load_cluster(name_or_path: str | os.PathLike[str]) -> Cluster:
+def load_cluster(name_or_path: FileName) -> Cluster:
     """Return a cluster to emulate by name, or from a YAML file by path.
 
     Raises
@@ -129,7 +129,7 @@ def load_cluster(name_or_path: str | os.PathLike[str]) -> Cluster:
     return _load(_path_of(name_or_path, _CLUSTER), Cluster, _CLUSTER)
 
 
-def load_engine(name_or_path: str | os.PathLike[str]) -> Engine:
+def load_engine(name_or_path: FileName) -> Engine:
     """Return an engine by name, or from a YAML file by path.
 
     Raises
@@ -165,7 +165,7 @@ def _base_of(kind: _PresetKind, named: str, derived: FileName) -> Path:
     return files[named.lower()]
 
 
-def _path_of(name_or_path: str | os.PathLike[str], kind: _PresetKind) -> str | Path:
+def _path_of(name_or_path: FileName, kind: _PresetKind) -> str | Path:
     """Return the file of a name, or the path itself."""
     given = os.fspath(name_or_path)
     return given if _is_path(given) else _resolve(given, kind)

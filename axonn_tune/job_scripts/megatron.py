@@ -147,23 +147,8 @@ def flags(prediction: Prediction) -> list[str]:
         lines.append("--sequence-parallel")
         if strategy.overlaps_tensor:
             lines.append("--tp-comm-overlap")
-    if strategy.distributed_optimizer:
-        lines.append("--use-distributed-optimizer")
-    if strategy.shards_gradients:
-        lines += _SHARDED_GRADIENTS
-    if strategy.overlap_grad_reduce:
-        lines.append("--overlap-grad-reduce")
-    if strategy.overlap_grad_reduce and strategy.distributed_optimizer:
-        lines.append("--overlap-param-gather")
-    if job.offloads_optimizer:
-        lines += _offload_flags(strategy)
-    if job.offload_modules:
-        lines.append("--fine-grained-activation-offloading")
-        lines.append(f"--offload-modules {job.offload_modules.replace(',', ' ')}")
-    if job.moments != "fp32":
-        _require_distributed_optimizer(strategy, "has other moments than fp32", "--moments")
-        lines.append("--use-precision-aware-optimizer")
-        lines += [f"--exp-avg-dtype {job.moments}", f"--exp-avg-sq-dtype {job.moments}"]
+    lines += _replica_flags(strategy)
+    lines += _memory_flags(job, strategy)
     if not strategy.fused_accumulation:
         lines.append("--no-gradient-accumulation-fusion")
     lines += recompute_flags(configuration.recompute, job.precision)
@@ -269,6 +254,35 @@ def _dispatcher_flags(strategy: Megatron3D, job: Job) -> tuple[str, ...]:
     if strategy.overlaps_experts:
         flags = (*flags, "--overlap-moe-expert-parallel-comm")
     return flags
+
+
+def _replica_flags(strategy: Megatron3D) -> list[str]:
+    """Return the flags of what replicas share, and of when they exchange it."""
+    lines = []
+    if strategy.distributed_optimizer:
+        lines.append("--use-distributed-optimizer")
+    if strategy.shards_gradients:
+        lines += _SHARDED_GRADIENTS
+    if strategy.overlap_grad_reduce:
+        lines.append("--overlap-grad-reduce")
+    if strategy.overlap_grad_reduce and strategy.distributed_optimizer:
+        lines.append("--overlap-param-gather")
+    return lines
+
+
+def _memory_flags(job: Job, strategy: Megatron3D) -> list[str]:
+    """Return the flags of what is in the host's memory, and of the type of moments."""
+    lines: list[str] = []
+    if job.offloads_optimizer:
+        lines += _offload_flags(strategy)
+    if job.offload_modules:
+        lines.append("--fine-grained-activation-offloading")
+        lines.append(f"--offload-modules {job.offload_modules.replace(',', ' ')}")
+    if job.moments != "fp32":
+        _require_distributed_optimizer(strategy, "has other moments than fp32", "--moments")
+        lines.append("--use-precision-aware-optimizer")
+        lines += [f"--exp-avg-dtype {job.moments}", f"--exp-avg-sq-dtype {job.moments}"]
+    return lines
 
 
 def _stage_flags(scenario: Scenario, n_stages: int, n_virtual: int) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from axonn_tune.job_scripts import (
 )
 from axonn_tune.job_scripts.framework import Start
 from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.strategy import Strategy
@@ -122,7 +123,17 @@ def launch_files(
     """
     framework = framework_of(prediction.scenario.strategy, framework)
     _require_built(prediction.scenario, framework)
-    job = prediction.scenario.job
+    _require_started(prediction.scenario.job, framework)
+    start = _STARTS[framework](prediction, train)
+    return {
+        sbatch.NAME: sbatch.job_script(prediction, start, sbatch_options),
+        rank.NAME: rank.rank_script(start.rank_lines),
+        **start.files,
+    }
+
+
+def _require_started(job: Job, framework: str) -> None:
+    """Raise InputError if a framework has no options for what a job trains."""
     if job.recipe is not None and framework not in _WITH_LOW_PRODUCTS:
         raise InputError(
             f"job: precision is {job.precision}; allowed where a script of {framework} is written: "
@@ -143,12 +154,6 @@ def launch_files(
             f"job: samples_per_sequence is {job.samples_per_sequence:g}; allowed where a script is "
             "written: 1"
         )
-    start = _STARTS[framework](prediction, train)
-    return {
-        sbatch.NAME: sbatch.job_script(prediction, start, sbatch_options),
-        rank.NAME: rank.rank_script(start.rank_lines),
-        **start.files,
-    }
 
 
 def _require_built(scenario: Scenario, framework: str) -> None:

@@ -25,7 +25,7 @@ from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.step.explain import Explanation, OperationCost
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.timeline import step_timeline
-from axonn_tune.units import format_quantity, format_seconds, gib
+from axonn_tune.units import format_quantity, format_seconds, gib, rounded
 
 OPTIMIZER = "optimizer.step"
 # Number of digits that people read.
@@ -128,7 +128,7 @@ def longest_first(operations: Sequence[OperationCost]) -> list[OperationCost]:
 
     Sums of equal times may differ in their last digits, so that the first `DIGITS` count.
     """
-    return sorted(operations, key=lambda op: -float(f"{op.total_seconds:.{DIGITS}g}"))
+    return sorted(operations, key=lambda op: -rounded(op.total_seconds, DIGITS))
 
 
 def _operations_text(

@@ -74,13 +74,17 @@ def near_lines(ranking: Ranking, predictions: Sequence[Prediction]) -> list[str]
     near = [p for p in nearest if p.step_seconds < slowest_seconds]
     if not near:
         return []
-    terms = near[0].memory_terms_bytes
-    rough = gib(terms["fragmentation"] + terms["reserved"])
     return [
-        f"Nearly fits, if fragmentation and reserve take less than the profile's {rough:.1f} GiB; "
-        "the margin takes it for fitting:",
+        "Nearly fits, if fragmentation and reserve take less than the profile's "
+        f"{_rough_gib(near[0]):.1f} GiB; the margin takes it for fitting:",
         *(f"  {_near_text(p)}" for p in near),
     ]
+
+
+def _rough_gib(prediction: Prediction) -> float:
+    """Return the GiB of the terms that are known roughly."""
+    terms = prediction.memory_terms_bytes
+    return gib(terms["fragmentation"] + terms["reserved"])
 
 
 def _near_text(prediction: Prediction) -> str:
@@ -105,8 +109,7 @@ def verdict(prediction: Prediction) -> str:
         return (
             f"out of memory, {-free:.2f} GiB short; largest term {prediction.largest_memory_term}"
         )
-    terms = prediction.memory_terms_bytes
-    rough = gib(terms["fragmentation"] + terms["reserved"])
+    rough = _rough_gib(prediction)
     return (
         f"nearly fits, {-free:.2f} GiB short: it fits if fragmentation and reserve take "
         f"{100 * -free / rough:.0f} % less than the profile's {rough:.1f} GiB "

@@ -10,23 +10,15 @@ import base64
 import gzip
 import html
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from string import Template
 from typing import Any
 
 from axonn_tune.errors import InputError
-from axonn_tune.processes import mapped
-from axonn_tune.report.explain import (
-    DIGITS,
-    DRAWN_LAYERS,
-    longest_first,
-    operation_rate,
-    operation_size,
-    step_parts,
-)
+from axonn_tune.report.explain import DRAWN_LAYERS
 from axonn_tune.report.memory import memory_lines, memory_mark
+from axonn_tune.report.page_details import details_of, short
 from axonn_tune.report.phrases import (
     assumption_line,
     batches_text,
@@ -39,19 +31,12 @@ from axonn_tune.report.trust import left_out_lines, marked_name, trust_lines
 from axonn_tune.search.pareto import pareto_front
 from axonn_tune.search.rank import Each, Ranking
 from axonn_tune.search.search import Search
-from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.validation import Validation
-from axonn_tune.step.explain import explain_played
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.step.timeline import Player, StepTimeline, players_of
 from axonn_tune.studies.compare import without_twins
 from axonn_tune.units import format_count, gib
 
-# Number of passes of a pipeline that a timeline draws.
-DRAWN_PASSES = 512
-# Number of candidates whose operations are priced together, by one of several processes.
-PRICED_TOGETHER = 16
 # Level of gzip's compression; the highest takes three times as long for a page 2 % smaller.
 PACKING = 6
 
@@ -136,9 +121,6 @@ def page_document(
         [row.prediction.fits for row in rows],
     )
     detailed = sorted({*range(min(most_details, len(rows))), *front})
-    opened = [rows[row].prediction for row in detailed]
-    batches = [opened[i : i + PRICED_TOGETHER] for i in range(0, len(opened), PRICED_TOGETHER)]
-    details = chain.from_iterable(mapped(_details, batches, each=each))
     searches = [ranking.search for ranking in rankings]
     strategies = [search.scenario.strategy for search in searches]
     names = [strategy.name for strategy in strategies]
@@ -164,7 +146,7 @@ def page_document(
         "rows": _columns(rows, names),
         "front": front,
         "measured": {} if validation is None else _measured(rows, validation),
-        "details": dict(zip(map(str, detailed), details, strict=True)),
+        "details": details_of({row: rows[row].prediction for row in detailed}, each),
         "rejected": {
             ranking.search.scenario.strategy.name: dict(ranking.rejected) for ranking in rankings
         },
@@ -232,102 +214,26 @@ def _columns(rows: Sequence[Candidate], strategies: Sequence[str]) -> dict[str, 
         "n_microsteps": [p.n_microsteps for p in predictions],
         "n_virtual": [p.configuration.n_virtual for p in predictions],
         "recompute": [p.configuration.recompute for p in predictions],
-        "step": [_short(p.step_seconds) for p in predictions],
-        "low": [_short(low) for low, _ in intervals],
-        "high": [_short(high) for _, high in intervals],
-        "p_best": [_short(p.p_best) for p in predictions],
-        "compute": [_short(p.compute_seconds) for p in predictions],
-        "exposed": [_short(p.exposed_communication_seconds) for p in predictions],
-        "bubble": [_short(p.bubble_seconds) for p in predictions],
-        "tflops": [_short(p.tflops_per_gpu) for p in predictions],
-        "mfu": [_short(p.mfu) for p in predictions],
-        "hfu": [_short(p.hfu) for p in predictions],
-        "memory": [_short(gib(p.memory_bytes)) for p in predictions],
-        "memory_low": [_short(gib(p.memory_bytes_interval[0])) for p in predictions],
-        "memory_high": [_short(gib(p.memory_bytes_interval[1])) for p in predictions],
+        "step": [short(p.step_seconds) for p in predictions],
+        "low": [short(low) for low, _ in intervals],
+        "high": [short(high) for _, high in intervals],
+        "p_best": [short(p.p_best) for p in predictions],
+        "compute": [short(p.compute_seconds) for p in predictions],
+        "exposed": [short(p.exposed_communication_seconds) for p in predictions],
+        "bubble": [short(p.bubble_seconds) for p in predictions],
+        "tflops": [short(p.tflops_per_gpu) for p in predictions],
+        "mfu": [short(p.mfu) for p in predictions],
+        "hfu": [short(p.hfu) for p in predictions],
+        "memory": [short(gib(p.memory_bytes)) for p in predictions],
+        "memory_low": [short(gib(p.memory_bytes_interval[0])) for p in predictions],
+        "memory_high": [short(gib(p.memory_bytes_interval[1])) for p in predictions],
         "memory_mark": [memory_mark(p) for p in predictions],
         "fits": [int(p.fits) for p in predictions],
         "memory_terms": {
-            term: [_short(gib(p.memory_terms_bytes.get(term, 0.0))) for p in predictions]
+            term: [short(gib(p.memory_terms_bytes.get(term, 0.0))) for p in predictions]
             for term in terms
         },
     }
-
-
-def _short(value: float | None) -> float | None:
-    """Return a number in as many digits as people read."""
-    return None if value is None else _digits(value)
-
-
-def _digits(value: float) -> float:
-    """Return a number that is known in as many digits as people read."""
-    return float(f"{value:.{DIGITS}g}")
-
-
-def _details(predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
-    return [_detail(player) for player in players_of(predictions)]
-
-
-def _detail(player: Player) -> dict[str, Any]:
-    explanation = explain_played(player)
-    return {
-        "parts": {name: _short(part) for name, part in step_parts(explanation).items()},
-        "operations": [
-            [
-                op.name,
-                op.kind,
-                op.axis,
-                operation_size(op),
-                op.n_calls,
-                _short(op.total_seconds),
-                _short(op.exposed_seconds) if op.axis else None,
-                operation_rate(op),
-                op.bound_by,
-            ]
-            for op in longest_first(explanation.operations)
-        ],
-        "timeline": _packed(player.shortened(DRAWN_LAYERS).sequential(1)),
-        "passes": _passes(player),
-    }
-
-
-def _passes(player: Player) -> dict[str, Any] | None:
-    """Return the passes of a pipeline, if there is one and it is not too deep to draw."""
-    drawn = player.drawn_passes(DRAWN_PASSES)
-    if drawn is None:
-        return None
-    timeline, n_micro = drawn
-    return {**_packed(timeline), "n_microbatches": n_micro}
-
-
-def _packed(played: StepTimeline) -> dict[str, Any]:
-    """Return operations as numbers: stream, name, kind, idle time before, and duration."""
-    operations = played.operations
-    tick = played.seconds / 1e6 or 1.0
-    used_streams = dict.fromkeys(op.stream for op in operations)
-    streams = _numbered(sorted(used_streams, key=lambda stream: stream != COMPUTE))
-    names = _numbered(op.name for op in operations)
-    kinds = _numbered(op.kind for op in operations)
-    packed = []
-    free_from = [0] * len(streams)
-    for op in operations:
-        stream = streams[op.stream]
-        start = round(op.start_seconds / tick)
-        end = round(op.end_seconds / tick)
-        idle = start - free_from[stream]
-        packed.append([stream, names[op.name], kinds[op.kind], idle, end - start])
-        free_from[stream] = end
-    return {
-        "tick": tick,
-        "streams": list(streams),
-        "names": list(names),
-        "kinds": list(kinds),
-        "operations": packed,
-    }
-
-
-def _numbered(texts: Iterable[str]) -> dict[str, int]:
-    return {text: number for number, text in enumerate(dict.fromkeys(texts))}
 
 
 def _measured(rows: Sequence[Candidate], validation: Validation) -> dict[str, Any]:
@@ -358,10 +264,10 @@ def _measured(rows: Sequence[Candidate], validation: Validation) -> dict[str, An
         outcome = outcomes.get(str(row.prediction.configuration))
         if outcome is not None:
             measured[str(number)] = {
-                "step": _short(outcome.measured_seconds),
-                "low": _short(min(outcome.step_seconds)),
-                "high": _short(max(outcome.step_seconds)),
-                "predicted": _short(outcome.predicted.step_seconds),
+                "step": short(outcome.measured_seconds),
+                "low": short(min(outcome.step_seconds)),
+                "high": short(max(outcome.step_seconds)),
+                "predicted": short(outcome.predicted.step_seconds),
             }
     if not measured:
         raise InputError(

@@ -370,8 +370,7 @@ def comparison_record(c: Comparison) -> dict[str, Any]:
 
 
 def _summary_record(comparisons: Sequence[Comparison]) -> dict[str, float]:
-    errors = summarise(comparisons)
-    return {} if errors is None else dict(vars(errors))
+    return error_record(summarise(comparisons)) or {}
 
 
 def error_record(errors: ErrorSummary | None) -> dict[str, float] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to_row
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to_row, job_sizes, numbers
 from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
@@ -33,7 +33,7 @@ def megatron_on_alps(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         paper = Paper("Megatron-Core on Alps", row["source"], machine, is_fitted=of_gpu or of_host)
         bits = "" if row["precision"] == FULL else " in 8 bits"
         subject = f"{row['model']} on {row['gpus']} GH200, {row['seq_len']} tokens"
-        published = {"step_seconds": float(row["step_seconds"])}
+        published = numbers(row, "step_seconds")
         search = _search(row, machine, engine)
         yield paper.run(f"{row['model']}{bits}", subject, search, published)
 
@@ -51,9 +51,7 @@ def _search(row: Row, machine: Machine, engine: Engine) -> Search:
         fp32_gradients=False,
     )
     job = Job(
-        int(row["gpus"]),
-        int(row["global_batch"]),
-        int(row["seq_len"]),
+        *job_sizes(row),
         precision=row["precision"],
         kernel_tuning=False,
         moments=row["moments"],

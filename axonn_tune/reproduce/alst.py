@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
-from axonn_tune.search.search import Constraints, Search
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to, numbers
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import CONTEXT
 from axonn_tune.spec.scenario import Scenario
@@ -37,11 +36,10 @@ def arctic_long_sequences(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run
             offload="optimizer",
             offload_modules=row["offloaded"],
         )
-        scenario = Scenario(model, job, machine, strategy)
-        search = Search(scenario, Constraints(axes, micro_batch=1), ("full",), include_oom=True)
+        search = held_to(Scenario(model, job, machine, strategy), axes, 1, "full")
         unknown = ("software",) if row["weights"] == "on host" else ()
         source = "arXiv 2506.13996v1"
         paper = Paper("DeepSpeed ALST", source, machine, "table", ("network", *unknown))
         group = "shared sequences" if n_sharing > 1 else "whole sequences"
-        published = {"step_seconds": float(row["step_seconds"])}
+        published = numbers(row, "step_seconds")
         yield paper.run(group, f"{seq_len} tokens on {n_gpus}", search, published)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
-from axonn_tune.search.search import Constraints, Search
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to, numbers
 from axonn_tune.spec.engine import RING, Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT
@@ -34,10 +33,9 @@ def automodel(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             model = with_neighbours(model)
             strategy = _with_experts(row, model, loaders.engine("automodel-2025"))
         job = Job(n_gpus, int(row["global_batch"]), int(row["seq_len"]))
-        constraints = Constraints(_axes(row), micro_batch=int(row["micro_batch"]))
         scenario = Scenario(model, job, machine, strategy)
-        search = Search(scenario, constraints, (row["recompute"],), include_oom=True)
-        published = {"step_seconds": float(row["step_seconds"])}
+        search = held_to(scenario, _axes(row), int(row["micro_batch"]), row["recompute"])
+        published = numbers(row, "step_seconds")
         yield paper.run(group, f"{model.name} on {n_gpus}, {row['commit']}", search, published)
 
 

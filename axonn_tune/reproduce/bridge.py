@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to_row
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to_row, job_sizes, numbers
 from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
@@ -47,7 +47,7 @@ def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         columns = ("model", "machine", "precision", "pipeline", "micro_batch")
         is_fitted = tuple(row[column] for column in columns) in _FITTED
         paper = Paper("Megatron-Bridge", source, machine, "table", ("network",), is_fitted)
-        published = {"step_seconds": float(row["step_seconds"])}
+        published = numbers(row, "step_seconds")
         kind = "dense" if model.is_dense else "experts"
         graphs = " in a CUDA graph" if row["graphs"] == "yes" else ""
         subject = f"{row['model']} on {row['gpus']} of {row['machine']}, {row['precision']}"
@@ -96,9 +96,7 @@ def layout_search(
         **options,
     )
     job = Job(
-        int(row["gpus"]),
-        int(row["global_batch"]),
-        int(row["seq_len"]),
+        *job_sizes(row),
         precision=row["precision"],
         kernel_tuning=False,
         mtp_modules=mtp_modules,

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, by_maker, held_to_row, with_kernels
+from axonn_tune.reproduce.runs import (
+    Loaders,
+    Paper,
+    Row,
+    Run,
+    by_maker,
+    held_to_row,
+    job_sizes,
+    numbers,
+    with_kernels,
+)
 from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
@@ -32,7 +42,7 @@ def fine_tuning(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         paper = Paper(row["system"], source, machine, "table", ("network",), is_fitted)
         subject = f"LoRA of {row['model']} on {row['gpus']} of {row['machine']}, {row['release']}"
         search = _search(row, loaders, engines[row["system"]])
-        published = {"step_seconds": float(row["step_seconds"])}
+        published = numbers(row, "step_seconds")
         yield paper.run(by_maker(row["system"], machine), subject, search, published)
 
 
@@ -58,9 +68,7 @@ def _search(row: Row, loaders: Loaders, engine: Engine) -> Search:
         context_kind=row["context_kind"],
     )
     job = Job(
-        int(row["gpus"]),
-        int(row["global_batch"]),
-        int(row["seq_len"]),
+        *job_sizes(row),
         precision=row["precision"],
         kernel_tuning=False,
         adapters=Adapters(int(row["rank"]), (row["targets"],), row["dropout"] == "yes"),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
-from axonn_tune.reproduce.sharded import sharded_search
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to
 from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.precision import FULL
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.zero import zero3
 
 # Hidden size, layers and heads of MPT models.
@@ -79,16 +80,14 @@ def fsdp_search(
         n_virtual=(int(row.get("virtual", 1)),),
         low_weights=row.get("low_weights") == "yes",
     )
-    return sharded_search(
-        row,
-        model,
-        machine,
-        strategy,
-        sizes or {"replica": 1},
-        int(row["micro_batch"]),
-        recomputes=(row["recompute"],),
+    job = Job(
+        int(row["gpus"]),
+        int(row["global_batch"]),
+        model.seq_len,
         precision=row.get("precision", FULL),
     )
+    scenario = Scenario(model, job, machine, strategy)
+    return held_to(scenario, sizes or {"replica": 1}, int(row["micro_batch"]), row["recompute"])
 
 
 def mpt(name: str, seq_len: int) -> Model:

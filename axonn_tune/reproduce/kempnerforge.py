@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
-from axonn_tune.search.search import Constraints, Search
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to, numbers
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import TENSOR
@@ -38,12 +37,11 @@ def kempnerforge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         strategy = zero3(compiled if is_compiled else eager)
         scenario = Scenario(models[row["model"]], job, machine, strategy)
         axes = {TENSOR: tensor, "shard": n_shards, "replica": 1}
-        constraints = Constraints(axes, micro_batch=micro_batch)
-        search = Search(scenario, constraints, ("full",), include_oom=True)
+        search = held_to(scenario, axes, micro_batch, "full")
         paper = Paper("KempnerForge", _SOURCE, machine, "table", tuple(assumed))
         group = "FSDP" if tensor == 1 else "FSDP with a tensor group"
         subject = f"{row['model']} on {n_gpus}, TP {tensor}, micro-batch {micro_batch}"
-        published = {name: float(row[name]) for name in ("step_seconds", "allocated_gib")}
+        published = numbers(row, "step_seconds", "allocated_gib")
         yield paper.run(group, subject, search, published)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
-from axonn_tune.search.search import Constraints, Search
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to, numbers
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import megatron_of
@@ -26,9 +25,8 @@ def long_sequences(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         axes = {axis: int(row[axis]) for axis in ("tensor", "context", "pipeline")}
         used = replace(engine, attention_library=row["attention"])
         strategy = megatron_of(used, n_virtual=(1,), fp32_gradients=False)
-        scenario = Scenario(model, job, machine, strategy)
-        search = Search(scenario, Constraints(axes, micro_batch=1), ("none",), include_oom=True)
-        published = {"step_seconds": float(row["step_seconds"])}
+        search = held_to(Scenario(model, job, machine, strategy), axes, 1)
+        published = numbers(row, "step_seconds")
         kind = "split sequences" if axes["context"] > 1 else "whole sequences"
         paper = Paper("NeMo", "NVIDIA/NeMo (Apache-2.0)", machine, assumed=_ASSUMED)
         group = f"{machine.gpu.family}, {kind}"

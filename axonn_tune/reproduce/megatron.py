@@ -2,52 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, gpt
-from axonn_tune.search.search import Constraints, Search
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, fp16_job, gpt, held_to, numbers
+from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine, MegatronProgram
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import Megatron3D, megatron_of
 
 
-def megatron_search(
-    row: Row,
-    model: Model,
-    machine: Machine,
-    strategy: Megatron3D,
-    recompute: str = "full",
-    attention: str = "unfused",
-    dtype: str = "fp16",
-    micro_batch: int | None = None,
-    sizes: Mapping[str, int] | None = None,
-    n_virtual: Sequence[int] = (1,),
-    dropout: bool = False,
-) -> Search:
-    """Return a search with a row's tensor and pipeline sizes; the other GPUs are data parallel."""
-    gpus = int(row["gpus"])
-    fixed = dict(sizes or {"tensor": int(row["tensor"]), "pipeline": int(row["pipeline"])})
-    fixed.setdefault("context", 1)
-    fixed["data"] = gpus // (fixed["tensor"] * fixed["pipeline"] * fixed["context"])
-    job = Job(
-        gpus,
-        int(row["global_batch"]),
-        model.seq_len,
-        dtype,
-        attention=attention,
-        dropout=dropout or attention == "unfused",
-    )
-    constraints = Constraints(fixed, micro_batch=micro_batch)
-    return Search(
-        Scenario(model, job, machine, replace(strategy, n_virtual=tuple(n_virtual))),
-        constraints,
-        (recompute,),
-        include_oom=micro_batch is not None,
-    )
+def megatron_search(scenario: Scenario, row: Row, recompute: str = "full") -> Search:
+    """Return the search that is held to a row's sizes, and to its micro-batch if it states one.
+
+    GPUs beside the tensor and the pipeline groups are data parallel.
+    """
+    sizes = {"tensor": int(row["tensor"]), "pipeline": int(row["pipeline"]), "context": 1}
+    sizes["data"] = scenario.job.n_gpus // (sizes["tensor"] * sizes["pipeline"])
+    micro_batch = int(row["micro_batch"]) if "micro_batch" in row else None
+    return held_to(scenario, sizes, micro_batch, recompute)
 
 
 def weak_scaling(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
@@ -58,11 +33,10 @@ def weak_scaling(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         loaders.machine("dgx-a100"),
         assumed=("virtual stages", "micro-batch"),
     )
-    strategy = megatron_of(loaders.engine("megatron-2021"))
+    strategy = megatron_of(loaders.engine("megatron-2021"), n_virtual=(1, 2, 3, 4, 5))
     for row in rows:
-        search = megatron_search(
-            row, gpt(row, 2048), paper.machine, strategy, n_virtual=(1, 2, 3, 4, 5)
-        )
+        scenario = Scenario(gpt(row, 2048), fp16_job(row, 2048), paper.machine, strategy)
+        search = megatron_search(scenario, row)
         subject = f"{row['parameters_b']}B on {row['gpus']}"
         published = {"hardware_tflops_per_gpu": float(row["tflops_per_gpu"])}
         yield paper.run("weak scaling", subject, search, published)
@@ -76,23 +50,24 @@ def sequence_parallelism(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]
         loaders.machine("dgx-a100"),
     )
     for row in rows:
-        strategy = _of_2022(loaders, is_sequence_parallel=row["recompute"] != "full")
-        search = megatron_search(
-            row,
-            gpt(row, 2048),
-            paper.machine,
-            strategy,
-            row["recompute"],
-            micro_batch=int(row["micro_batch"]),
-            n_virtual=(int(row["v"]),),
-        )
-        published = {"step_seconds": float(row["step_seconds"])}
+        is_parallel = row["recompute"] != "full"
+        search = _search_of_2022(row, loaders, row["recompute"], is_parallel)
+        published = numbers(row, "step_seconds")
         yield paper.run(row["model"], f"{row['model']}, {row['recompute']}", search, published)
 
 
-def _of_2022(loaders: Loaders, is_sequence_parallel: bool) -> Megatron3D:
-    """Return Megatron-LM of 2022, with sequence parallelism or without."""
-    return megatron_of(loaders.engine("megatron-2022"), sequence_parallel=is_sequence_parallel)
+def _search_of_2022(
+    layout: Row, loaders: Loaders, recompute: str, is_sequence_parallel: bool
+) -> Search:
+    """Return a search at a layout of Table 5, with sequence parallelism or without."""
+    strategy = megatron_of(
+        loaders.engine("megatron-2022"),
+        n_virtual=(int(layout["v"]),),
+        sequence_parallel=is_sequence_parallel,
+    )
+    machine = loaders.machine("dgx-a100")
+    scenario = Scenario(gpt(layout, 2048), fp16_job(layout, 2048), machine, strategy)
+    return megatron_search(scenario, layout, recompute)
 
 
 def activation_memory(
@@ -115,15 +90,7 @@ def activation_memory(
             "selective": {"activation_gib": float(row["activations_selective_sp_gib"])},
         }
         for recompute, published in metrics.items():
-            search = megatron_search(
-                layout,
-                gpt(layout, 2048),
-                paper.machine,
-                _of_2022(loaders, is_sequence_parallel=recompute != "none"),
-                recompute,
-                micro_batch=int(layout["micro_batch"]),
-                n_virtual=(int(layout["v"]),),
-            )
+            search = _search_of_2022(layout, loaders, recompute, recompute != "none")
             yield paper.run("memory", f"{row['model']}, {recompute}", search, published)
 
 
@@ -134,9 +101,8 @@ def bigscience(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     for row in rows:
         full = {**row, "gpus": "384", "global_batch": "2048"}
         model = gpt(row, 2048, 250880, heads=int(row["hidden"]) // 128)
-        search = megatron_search(
-            full, model, paper.machine, strategy, micro_batch=int(row["micro_batch"])
-        )
+        scenario = Scenario(model, fp16_job(full, 2048), paper.machine, strategy)
+        search = megatron_search(scenario, full)
         layout = f"tensor {row['tensor']}, pipeline {row['pipeline']}, data {row['data']}"
         if row["memory_gb"] == "OOM":
             published = {"fits": 0.0}
@@ -151,7 +117,7 @@ def bigscience(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 def _with_zero_1(loaders: Loaders) -> Megatron3D:
     """Return Megatron-DeepSpeed: Megatron-LM of 2021 with the optimizer states of ZeRO-1."""
-    return megatron_of(loaders.engine("megatron-2021"), distributed_optimizer=True)
+    return megatron_of(loaders.engine("megatron-2021"), (1,), distributed_optimizer=True)
 
 
 # The source says "Ampere", and not which; of its Megatron-LM it states the commit, not the options.
@@ -167,28 +133,19 @@ def megascale(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """
     machine = loaders.machine("dgx-a100")
     model = Model("gpt-175b", 96, 12288, 128, 64000, 2048)
-    of_2023 = megatron_of(loaders.engine("megatron-2023"))
+    of_2023 = megatron_of(loaders.engine("megatron-2023"), n_virtual=(6,))
     program = MegatronProgram(one_queue=False, overlaps_transfers=True)
-    of_megascale = Megatron3D(engine=Engine(megatron=program), overlaps_tensor=True)
+    of_megascale = Megatron3D(n_virtual=(6,), engine=Engine(megatron=program), overlaps_tensor=True)
     systems = (
         ("megatron", "Megatron-LM 2023", of_2023, _MEGASCALE_ASSUMED),
         ("megascale", "MegaScale", of_megascale, ("model", *_MEGASCALE_ASSUMED)),
     )
     for row in rows:
+        full = {**row, "tensor": "8", "pipeline": "8", "micro_batch": "1"}
+        job = Job(int(row["gpus"]), int(row["global_batch"]), model.seq_len)
         for name, system, strategy, assumed in systems:
             paper = Paper(system, "Jiang et al., NSDI24 (MegaScale)", machine, assumed=assumed)
-            search = megatron_search(
-                row,
-                model,
-                machine,
-                strategy,
-                "selective",
-                "flash",
-                "bf16",
-                sizes={"tensor": 8, "pipeline": 8},
-                n_virtual=(6,),
-                micro_batch=1,
-            )
+            search = megatron_search(Scenario(model, job, machine, strategy), full, "selective")
             published = {"step_seconds": float(row[f"{name}_step_seconds"])}
             yield paper.run(f"MegaScale {name}", f"175B on {row['gpus']}", search, published)
 
@@ -204,18 +161,10 @@ def llama3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     model = loaders.model("llama3-405b")
     for row in rows:
         batch = int(row["batch_per_data"]) * int(row["data"])
-        full = {**row, "global_batch": str(batch)}
-        search = megatron_search(
-            full,
-            replace(model, seq_len=int(row["seq_len"])),
-            paper.machine,
-            Megatron3D(),
-            "none",
-            "flash",
-            "bf16",
-            micro_batch=1,
-            n_virtual=(8,),
-        )
+        job = Job(int(row["gpus"]), batch, int(row["seq_len"]))
+        trained = replace(model, seq_len=job.seq_len)
+        scenario = Scenario(trained, job, paper.machine, Megatron3D(n_virtual=(8,)))
+        search = megatron_search(scenario, {**row, "micro_batch": "1"}, "none")
         published = {"tflops_per_gpu": float(row["tflops_per_gpu"])}
         yield paper.run("Llama 3", f"405B on {row['gpus']}", search, published)
 
@@ -234,15 +183,8 @@ def on_frontier(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     )
     strategy = _with_zero_1(loaders)
     for row in rows:
-        search = megatron_search(
-            row,
-            gpt(row, 2048),
-            paper.machine,
-            strategy,
-            attention=row["attention"],
-            micro_batch=int(row["micro_batch"]),
-            dropout=True,
-        )
+        job = fp16_job(row, 2048, row["attention"])
+        search = megatron_search(Scenario(gpt(row, 2048), job, paper.machine, strategy), row)
         published = {"fraction_of_peak": float(row["fraction_of_peak"])}
         subject = f"{row['parameters_b']}B on {row['gpus']}"
         assumed = tuple(row["assumed"].split("; "))
@@ -260,11 +202,11 @@ def vtrain(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         loaders.machine("a100-800g"),
         assumed=("vocabulary", "recomputation"),
     )
-    strategy = megatron_of(loaders.engine("megatron-2021"))
+    strategy = megatron_of(loaders.engine("megatron-2021"), n_virtual=(1,))
     for row in rows:
         model = gpt(row, int(row["seq_len"]))
-        micro_batch = int(row["micro_batch"])
-        search = megatron_search(row, model, paper.machine, strategy, micro_batch=micro_batch)
+        scenario = Scenario(model, fp16_job(row, model.seq_len), paper.machine, strategy)
+        search = megatron_search(scenario, row)
         layout = f"{row['layers']} x {row['hidden']} on {row['gpus']}"
         published = {"step_seconds": 1e-3 * float(row["step_milliseconds"])}
         yield paper.run(f"{row['parameters_b']}B", layout, search, published)

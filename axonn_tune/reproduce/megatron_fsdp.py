@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
-from axonn_tune.search.search import Constraints, Search
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to, numbers
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Quantity
@@ -40,13 +39,10 @@ def megatron_fsdp(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             kernel_tuning=False,
             offload_modules=f"{LAYERS}:{n_offloaded}" if n_offloaded else "",
         )
-        constraints = Constraints(
-            {"shard": n_gpus, "replica": 1}, micro_batch=int(row["micro_batch"])
-        )
         scenario = Scenario(model, job, machine, zero3(_with_options(engine, row)))
-        search = Search(scenario, constraints, ("none",), include_oom=True)
+        search = held_to(scenario, {"shard": n_gpus, "replica": 1}, int(row["micro_batch"]))
         subject = f"{row['model']} on {n_gpus} of {row['machine']}, {row['program']}"
-        published = {"step_seconds": float(row["step_seconds"])}
+        published = numbers(row, "step_seconds")
         yield paper.run(row["machine"], f"{subject} {row['release']}", search, published)
 
 

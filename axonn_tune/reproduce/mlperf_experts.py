@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from axonn_tune.reproduce.bridge import layout_search
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, numbers
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.model import Model
 
@@ -29,7 +29,7 @@ def mlperf_experts(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             low_weights=row["low_weights"] == "yes",
             context_kind=row["context_kind"],
         )
-        published = {"step_seconds": float(row["step_seconds"])}
+        published = numbers(row, "step_seconds")
         subject = f"{model.name} on {row['gpus']} of {row['machine']}, {row['precision']}"
         yield paper.run(model.name, subject, search, published)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from axonn_tune.reproduce.bridge import layout_search
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, numbers
 from axonn_tune.spec.precision import FULL
 
 _MODEL = "qwen3-235b-a22b"
@@ -33,7 +33,7 @@ def model_zoo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             moments="bf16" if is_low else "fp32",
             offload_modules=row["offloaded"].replace("+", ","),
         )
-        published = {"step_seconds": float(row["step_seconds"])}
+        published = numbers(row, "step_seconds")
         is_long = int(row["seq_len"]) > model.seq_len
         group = "long sequences" if is_long else machine.name
         place = f"{row['gpus']} of {row['machine']}"

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from axonn_tune.reproduce.comparison import grouped
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
-from axonn_tune.search.search import Constraints, Search
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to
+from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
@@ -93,12 +93,8 @@ def _search(row: Row, machine: Machine, engine: Engine) -> Search:
     strategy = megatron_of(engine, n_virtual=(1,), distributed_optimizer=row["sharded"] == "yes")
     job = Job(int(row["gpus"]), int(row["global_batch"]), _SEQ_LEN)
     axes = {axis: int(row[axis]) for axis in ("tensor", "data", "pipeline")}
-    return Search(
-        Scenario(_model(row), job, machine, strategy),
-        Constraints({**axes, "context": 1}, micro_batch=int(row["micro_batch"])),
-        ("none",),
-        include_oom=True,
-    )
+    scenario = Scenario(_model(row), job, machine, strategy)
+    return held_to(scenario, {**axes, "context": 1}, int(row["micro_batch"]))
 
 
 def _model(row: Row) -> Model:

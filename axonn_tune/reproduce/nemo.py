@@ -13,6 +13,7 @@ from axonn_tune.reproduce.runs import (
     by_maker,
     held_to_row,
     named,
+    numbers,
     with_kernels,
 )
 from axonn_tune.search.search import Search
@@ -52,10 +53,8 @@ def nemo_releases(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 def mlperf(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield the measured steps of submissions to MLPerf."""
     source = "MLPerf Training v3.0 to v6.0 (Apache-2.0)"
-    unstated = (
-        "network",
-        "software",
-    )  # the types in which gradients are reduced and weights gathered
+    # Of the software: the types in which gradients are reduced and weights gathered.
+    unstated = ("network", "software")
     engines = {name: loaders.engine(name) for name in {row["engine"] for row in rows}}
     for row in rows:
         paper = Paper("MLPerf", source, loaders.machine(row["machine"]), assumed=unstated)
@@ -75,7 +74,7 @@ def _run(paper: Paper, row: Row, loaders: Loaders, engine: Engine) -> Run:
     """Return the run of a row."""
     model = _model(row, loaders)
     subject = f"{row['model']}, {model.n_layers} layers, {row['gpus']} GPUs"
-    published = {"step_seconds": float(row["step_seconds"])}
+    published = numbers(row, "step_seconds")
     bits = _BITS.get(row["precision"], " in 8 bits")
     group = by_maker(f"{row['model']}{bits}", paper.machine)
     return paper.run(group, subject, _search(row, model, paper.machine, engine), published)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from axonn_tune.reproduce.comparison import Comparison
-from axonn_tune.reproduce.runs import Loaders, Row
-from axonn_tune.reproduce.sharded import sharded_search
+from axonn_tune.reproduce.runs import Loaders, Row, held_to
 from axonn_tune.search.rank import rank_candidates
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.zero import Zero, zero3, zero_topo, zeropp
 
 # Numerator and denominator of each ratio.
@@ -44,13 +45,12 @@ def _predicted_tflops(loaders: Loaders) -> dict[str, float]:
         (zeropp(engine=deepspeed), {"secondary": 8}),
         (zero_topo(engine=deepspeed), {"weights": 2, "gradients": 4}),
     )
-    row = {"gpus": "384", "global_batch": "1536"}
-    return {
-        strategy.name: rank_candidates(sharded_search(row, model, machine, strategy, sizes, 1))
-        .prediction(0)
-        .tflops_per_gpu
-        for strategy, sizes in members
-    }
+    job = Job(384, 1536, model.seq_len)
+    tflops = {}
+    for strategy, sizes in members:
+        search = held_to(Scenario(model, job, machine, strategy), sizes, 1, "full")
+        tflops[strategy.name] = rank_candidates(search).prediction(0).tflops_per_gpu
+    return tflops
 
 
 def _compare_ratio(row: Row, tflops: Mapping[str, float]) -> Comparison:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.engine import Engine, MegatronProgram
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import CONTEXT, EXPERT, PIPELINE, TENSOR
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
@@ -95,12 +96,38 @@ class Paper:
         )
 
 
+def numbers(row: Row, *columns: str) -> dict[str, float]:
+    """Return the numbers in some columns of a row, by column."""
+    return {column: float(row[column]) for column in columns}
+
+
+def job_sizes(row: Row) -> tuple[int, int, int]:
+    """Return a row's numbers of GPUs, of sequences in a step, and of tokens in a sequence."""
+    return int(row["gpus"]), int(row["global_batch"]), int(row["seq_len"])
+
+
+def fp16_job(row: Row, seq_len: int, attention: str = "unfused") -> Job:
+    """Return the job of a row in fp16 and with dropout."""
+    gpus, batch = int(row["gpus"]), int(row["global_batch"])
+    return Job(gpus, batch, seq_len, "fp16", attention=attention, dropout=True)
+
+
+def held_to(
+    scenario: Scenario, axes: Mapping[str, int], micro_batch: int | None, recompute: str = "none"
+) -> Search:
+    """Return the search that is held to sizes of axes, a micro-batch and a recomputation.
+
+    Without a micro-batch, the best one that fits is taken.
+    """
+    constraints = Constraints(axes, micro_batch=micro_batch)
+    return Search(scenario, constraints, (recompute,), include_oom=micro_batch is not None)
+
+
 def held_to_row(scenario: Scenario, row: Row, recompute: str = "none") -> Search:
     """Return the search of Megatron-LM that is held to the layout and micro-batch of a row."""
     axes = (TENSOR, CONTEXT, PIPELINE, *(() if scenario.model.is_dense else (EXPERT,)))
     sizes = {axis: int(row[axis]) for axis in axes}
-    constraints = Constraints(sizes, micro_batch=int(row["micro_batch"]))
-    return Search(scenario, constraints, (recompute,), include_oom=True)
+    return held_to(scenario, sizes, int(row["micro_batch"]), recompute)
 
 
 def by_maker(group: str, machine: Machine) -> str:

@@ -2,51 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from axonn_tune.reproduce.megatron import megatron_search
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, gpt
-from axonn_tune.search.search import Constraints, Search
+from axonn_tune.reproduce.runs import (
+    Loaders,
+    Paper,
+    Row,
+    Run,
+    fp16_job,
+    gpt,
+    held_to,
+    job_sizes,
+    numbers,
+)
+from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.spec.strategy import Strategy
 from axonn_tune.strategies.megatron3d import megatron_of
 from axonn_tune.strategies.zero import zero3, zeropp
-
-
-def sharded_search(
-    row: Row,
-    model: Model,
-    machine: Machine,
-    strategy: Strategy,
-    sizes: Mapping[str, int],
-    micro_batch: int | None,
-    dtype: str = "bf16",
-    attention: str = "flash",
-    recomputes: tuple[str, ...] = ("full",),
-    precision: str = FULL,
-) -> Search:
-    """Return a search of a sharded strategy; without a micro-batch, the best that fits is taken."""
-    job = Job(
-        int(row["gpus"]),
-        int(row["global_batch"]),
-        model.seq_len,
-        dtype,
-        attention=attention,
-        precision=precision,
-        dropout=attention == "unfused",
-    )
-    return Search(
-        Scenario(model, job, machine, strategy),
-        Constraints(dict(sizes), micro_batch=micro_batch),
-        recomputes,
-        include_oom=micro_batch is not None,
-    )
 
 
 def against_zero3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
@@ -57,27 +35,18 @@ def against_zero3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     source = "Narayanan et al., SC21, Table 2"
     machine = loaders.machine("dgx-a100")
     deepspeed = zero3(loaders.engine("deepspeed-2021"))
-    megatron = megatron_of(loaders.engine("megatron-2021"))
+    megatron = megatron_of(loaders.engine("megatron-2021"), n_virtual=(1, 2, 3, 4))
     for row in rows:
-        model = gpt(row, 2048)
-        micro_batch = int(row["micro_batch"])
+        model, job = gpt(row, 2048), fp16_job(row, 2048)
         if row["strategy"] == "zero3":
             paper = Paper("DeepSpeed ZeRO-3", source, machine, is_fitted=True)
-            search = sharded_search(
-                row, model, machine, deepspeed, {"replica": 1}, micro_batch, "fp16", "unfused"
-            )
+            scenario = Scenario(model, job, machine, deepspeed)
+            search = held_to(scenario, {"replica": 1}, int(row["micro_batch"]), "full")
         else:
             paper = Paper("Megatron-LM 2021", source, machine, assumed=("layout", "virtual stages"))
-            stages = {96: 12, 105: 35}[model.n_layers]
-            search = megatron_search(
-                row,
-                model,
-                machine,
-                megatron,
-                micro_batch=micro_batch,
-                sizes={"tensor": 8, "pipeline": stages},
-                n_virtual=(1, 2, 3, 4),
-            )
+            stages = {96: "12", 105: "35"}[model.n_layers]
+            full = {**row, "tensor": "8", "pipeline": stages}
+            search = megatron_search(Scenario(model, job, machine, megatron), full)
         published = {"hardware_tflops_per_gpu": float(row["tflops_per_gpu"])}
         subject = f"{row['parameters_b']}B on {row['gpus']}"
         yield paper.run(
@@ -120,7 +89,7 @@ def zero_plus_plus(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         machine = loaders.machine(f"dgx2-{links}ib")
         tokens = int(row["tokens_per_gpu"])
         model = Model(f"gpt-{row['model_b']}b", layers, hidden, heads, 51200, tokens)
-        full = {"gpus": "384", "global_batch": "384"}
+        job = fp16_job({"gpus": "384", "global_batch": "384"}, tokens)
         assumed = _ZEROPP_ASSUMED if row["model_b"] == "18" else ("model", *_ZEROPP_ASSUMED)
         members = (
             ("DeepSpeed ZeRO-3", zero3(deepspeed), {"replica": 1}, "zero3_tflops"),
@@ -130,7 +99,7 @@ def zero_plus_plus(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             source = "ZeRO++ blog of DeepSpeed (arXiv 2306.10209)"
             is_fitted = row["model_b"] == "138" and links == "4"  # gathers that hide behind nothing
             paper = Paper(system, source, machine, assumed=assumed, is_fitted=is_fitted)
-            search = sharded_search(full, model, machine, strategy, sizes, 1, "fp16", "unfused")
+            search = held_to(Scenario(model, job, machine, strategy), sizes, 1, "full")
             subject = f"{row['model_b']}B, {links} links, {tokens // 1024}K tokens"
             published = {"hardware_tflops_per_gpu": float(row[column])}
             yield paper.run(f"ZeRO++, {row['model_b']}B", subject, search, published)
@@ -149,8 +118,9 @@ def zeropp_tutorial(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         system, strategy, sizes = members[row["strategy"]]
         source = "DeepSpeed's tutorial of ZeRO++"
         paper = Paper(system, source, machine, assumed=("vocabulary", "network"))
-        search = sharded_search(row, model, machine, strategy, sizes, 1, "fp16", "unfused")
-        published = {metric: float(row[metric]) for metric in ("step_seconds", "allocated_gib")}
+        job = fp16_job(row, model.seq_len)
+        search = held_to(Scenario(model, job, machine, strategy), sizes, 1, "full")
+        published = numbers(row, "step_seconds", "allocated_gib")
         yield paper.run("ZeRO++, tutorial", "18B on 64", search, published)
 
 
@@ -174,7 +144,7 @@ def pccl_training(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             system, assumed, search = "DDP", _OPEN_OF_DDP, _nanogpt_in_ddp
         paper = Paper(system, "arXiv 2504.18658v2 (IPDPS 2026)", machine, "figure", assumed)
         subject = f"{row['parameters_b']}B on {row['gpus']}"
-        published = {"step_seconds": float(row["step_seconds"])}
+        published = numbers(row, "step_seconds")
         group = f"{row['machine']}, {system} of {row['parameters_b']}B"
         yield paper.run(group, subject, search(row, machine, loaders), published)
 
@@ -194,7 +164,9 @@ def _nanogpt_in_deepspeed(row: Row, machine: Machine, loaders: Loaders) -> Searc
     engine = loaders.engine("deepspeed-eager")
     engine = replace(engine, zero=replace(engine.zero, reduced_element_bytes=4.0))
     model = _nanogpt(row, tied_embeddings=False)
-    return _pccl_search(row, model, machine, zero3(engine), {"replica": 1}, Overlap(ors=False))
+    job = Job(*job_sizes(row), overlap=Overlap(ors=False))
+    scenario = Scenario(model, job, machine, zero3(engine))
+    return held_to(scenario, {"replica": 1}, int(row["micro_batch"]), row["recompute"])
 
 
 def _nanogpt_in_ddp(row: Row, machine: Machine, loaders: Loaders) -> Search:
@@ -206,21 +178,6 @@ def _nanogpt_in_ddp(row: Row, machine: Machine, loaders: Loaders) -> Search:
     program = replace(engine.megatron, overlap_grad_reduce=False)
     ddp = megatron_of(replace(engine, kernels={}, megatron=program), n_virtual=(1,))
     sizes = {"tensor": 1, "context": 1, "pipeline": 1}
-    return _pccl_search(row, _nanogpt(row, tied_embeddings=True), machine, ddp, sizes, Overlap())
-
-
-def _pccl_search(
-    row: Row,
-    model: Model,
-    machine: Machine,
-    strategy: Strategy,
-    sizes: Mapping[str, int],
-    overlap: Overlap,
-) -> Search:
-    job = Job(int(row["gpus"]), int(row["global_batch"]), model.seq_len, overlap=overlap)
-    return Search(
-        Scenario(model, job, machine, strategy),
-        Constraints(dict(sizes), micro_batch=int(row["micro_batch"])),
-        recomputes=(row["recompute"],),
-        include_oom=True,
-    )
+    model = _nanogpt(row, tied_embeddings=True)
+    scenario = Scenario(model, Job(*job_sizes(row)), machine, ddp)
+    return held_to(scenario, sizes, int(row["micro_batch"]), row["recompute"])

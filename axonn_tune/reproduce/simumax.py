@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
-from axonn_tune.search.search import Constraints, Search
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to, numbers
+from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import ULYSSES, Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT
@@ -34,7 +34,7 @@ def simumax(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         short = {"tensor": "TP", "context": "CP", "pipeline": "PP", "data": "DP"}
         layout = ", ".join(f"{short[axis]} {row[axis]}" for axis in _AXES)
         layout += "" if model.is_dense else f", EP {row[EXPERT]}"
-        published = {name: float(row[name]) for name in ("step_seconds", "memory_gib")}
+        published = numbers(row, "step_seconds", "memory_gib")
         length = "long sequences" if row["context"] != "1" else "4096 tokens"
         subject = f"{row['model']}, {layout}, {row['seq_len']} tokens, batch {row['global_batch']}"
         search = _search(row, model, machine, engine)
@@ -78,5 +78,5 @@ def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
     )
     job = Job(_N_GPUS, int(row["global_batch"]), int(row["seq_len"]), kernel_tuning=False)
     axes = _AXES if model.is_dense else (*_AXES, EXPERT)
-    constraints = Constraints({axis: int(row[axis]) for axis in axes}, micro_batch=1)
-    return Search(Scenario(model, job, machine, strategy), constraints, ("none",), include_oom=True)
+    sizes = {axis: int(row[axis]) for axis in axes}
+    return held_to(Scenario(model, job, machine, strategy), sizes, 1)

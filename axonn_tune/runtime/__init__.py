@@ -33,7 +33,7 @@ _HOME = {
     "joined": "runtime.ranks.session",
     "load": "runtime.axonn.checkpoint",
     "pick_device": "runtime.ranks.session",
-    "place_in_job": "runtime.ranks.session",
+    "place_in_job": "runtime.ranks.place",
     "save": "runtime.axonn.checkpoint",
 }
 

@@ -18,7 +18,8 @@ from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.axonn.optimizer import Optimizer
 from axonn_tune.runtime.axonn.trainer import RandomTokens, Trainer
 from axonn_tune.runtime.ranks.memory import MemoryWatch
-from axonn_tune.runtime.ranks.session import Place, joined, pick_device
+from axonn_tune.runtime.ranks.place import Place
+from axonn_tune.runtime.ranks.session import joined, pick_device
 from axonn_tune.runtime.released.packages import trainer_of
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.spec.candidates import CandidateTable

@@ -34,8 +34,6 @@ class Agreement:
         Mean absolute error of the memory of tensors; None where memory was not counted.
     """
 
-    n_measured: int
-    n_failed: int
     mape: float
     bias: float
     worst: Outcome
@@ -59,8 +57,6 @@ def agreement(validation: Validation) -> Agreement | None:
     if not suggested.failure:
         regret = suggested.measured_seconds / best.measured_seconds - 1.0
     return Agreement(
-        n_measured=len(ran),
-        n_failed=len(validation.outcomes) - len(ran),
         mape=mape(ran),
         bias=fmean(outcome.error_fraction for outcome in ran),
         worst=max(ran, key=lambda outcome: abs(outcome.error_fraction)),

@@ -10,6 +10,7 @@ from axonn_tune.spec.measurement import COMPUTATION, HOST, Measurement, Operatio
 from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.spec.validation import OperationTime
 from axonn_tune.step.explain import Explanation, OperationCost
+from axonn_tune.units import rounded
 
 
 def operation_times(
@@ -96,7 +97,7 @@ def _all_kernels(
 
 def _rounded(seconds: float) -> float:
     """Return seconds in as many digits as a report needs."""
-    return float(f"{seconds:.6g}")
+    return rounded(seconds, 6)
 
 
 def _by_name(operations: Iterable[Operation]) -> dict[str, list[Operation]]:

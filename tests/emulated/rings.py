@@ -12,7 +12,8 @@ import torch
 from axonn_tune.calibration.measure.links import Groups, time_collective, whole_bytes
 from axonn_tune.calibration.measure.timing import Sampling
 from axonn_tune.cost.collectives import moved_fraction
-from axonn_tune.runtime.ranks.session import joined, place_in_job
+from axonn_tune.runtime.ranks.place import place_in_job
+from axonn_tune.runtime.ranks.session import joined
 
 # Long enough for latencies to hardly count, and for rings where more than two take part. An
 # all-reduce moves each byte twice.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from axonn_tune.errors import AxonnTuneError, InputError
-from axonn_tune.io.hf_config import load_hf_config, model_from_hf
+from axonn_tune.io.hf.config import load_hf_config, model_from_hf
 from axonn_tune.io.presets import load_model
 
 GPT2 = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from axonn_tune.errors import InputError
-from axonn_tune.io.hf_config import model_from_hf
+from axonn_tune.io.hf.config import model_from_hf
 from axonn_tune.io.presets import load_model
 from axonn_tune.spec.blocks import Experts
 

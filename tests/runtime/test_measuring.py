@@ -15,7 +15,7 @@ from axonn_tune.calibration.measure.timing import Sampling
 from axonn_tune.calibration.request import Request
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.io.journal import Journal
-from axonn_tune.runtime.ranks.session import Place
+from axonn_tune.runtime.ranks.place import Place
 from axonn_tune.spec.plan import KINDS
 
 # A thorough calibration that takes a few seconds.

@@ -26,7 +26,7 @@ from axonn_tune.spec.model import Model  # noqa: E402
 from axonn_tune.spec.plan import COMPUTE, Collective  # noqa: E402
 from axonn_tune.strategies.axonn4d import Axonn4D  # noqa: E402
 from axonn_tune.strategies.zero import zero3  # noqa: E402
-from axonn_tune.validation.campaign import runnable  # noqa: E402
+from axonn_tune.validation.runnable import runnable  # noqa: E402
 
 GPT = Model("gpt", 2, 32, 4, 256, 16)
 SHARDED = Layout({"shard": 2, "replica": 1})

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from axonn_tune.errors import InputError
 from axonn_tune.runtime.ranks import series, session
-from axonn_tune.runtime.ranks.session import Place, first_host, place_in_job, slurm_rendezvous
+from axonn_tune.runtime.ranks.place import Place, first_host, place_in_job, slurm_rendezvous
 from axonn_tune.runtime.run import device_name
 
 SLURM = {

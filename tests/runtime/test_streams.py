@@ -11,9 +11,9 @@ from runtime.streams import Gpu  # noqa: E402
 
 from axonn_tune.runtime.axonn import gemm  # noqa: E402
 from axonn_tune.runtime.native.fsdp2 import _Communication  # noqa: E402
-from axonn_tune.runtime.native.trainer import WaitRecorder  # noqa: E402
 from axonn_tune.runtime.ranks.device_stream import DeviceStream  # noqa: E402
 from axonn_tune.runtime.ranks.recorder import Recorder  # noqa: E402
+from axonn_tune.runtime.ranks.wait_recorder import WaitRecorder  # noqa: E402
 from axonn_tune.spec.measurement import COMPUTATION  # noqa: E402
 
 CUDA = torch.device("cuda")

@@ -29,7 +29,6 @@ def test_errors_are_signed_and_relative_to_the_median_measured_step():
     found = agreement(THREE)
     assert found.mape == pytest.approx(0.8 / 3) and found.bias == pytest.approx(0.4 / 3)
     assert found.worst.configuration.layout == grid_layout(1, 8, 1, 1)
-    assert (found.n_measured, found.n_failed) == (3, 1)
     assert found.memory_mape == pytest.approx(0.5)
 
 

@@ -25,10 +25,6 @@ class Affine:
     intercept_spread_fraction: float
     slope_spread_fraction: float
 
-    def seconds(self, work: npt.ArrayLike) -> Floats:
-        """Return the fitted time of some work, in the shape of `work`."""
-        return self.intercept_seconds + self.seconds_per_unit * np.asarray(work, dtype=np.float64)
-
 
 def fit_affine(work: npt.ArrayLike, seconds: npt.ArrayLike) -> Affine:
     """Fit a latency and a rate to times that hold outliers.

@@ -13,6 +13,7 @@ import numpy as np
 from axonn_tune.calibration.fit.robust import robust_spread_fraction
 from axonn_tune.cost.curve import Curve
 from axonn_tune.spec.points import ANY_KIND, LinkPoint, StepPoint
+from axonn_tune.units import rounded
 
 # Kinds that always run on a ring; an all-reduce may run on a tree.
 GATHERS = ("all_gather", "reduce_scatter")
@@ -180,8 +181,8 @@ def _points(
             kind,
             above_ranks,
             nbytes,
-            float(f"{median(seconds):.4g}"),
-            float(f"{robust_spread_fraction(seconds):.3g}") if len(seconds) > 1 else 0.0,
+            rounded(median(seconds), 4),
+            rounded(robust_spread_fraction(seconds), 3) if len(seconds) > 1 else 0.0,
         )
         for nbytes, seconds in sorted(seconds_of.items())
     )

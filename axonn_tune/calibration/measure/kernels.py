@@ -10,9 +10,8 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import numpy as np
 import torch
 
 from axonn_tune.calibration.measure.timing import Sampling, Timing, time_work
@@ -30,6 +29,7 @@ from axonn_tune.spec.measurement import HOST
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, MemoryBound
 from axonn_tune.spec.points import AttentionPoint, MemoryPoint
+from axonn_tune.step.timeline import number
 from axonn_tune.strategies.axonn4d import AXONN
 
 WARM_UP_STEPS = 2
@@ -155,13 +155,13 @@ def points_by_name(workload: Workload) -> dict[str, KernelPoint]:
     points: dict[str, KernelPoint] = {}
     for phase in plan.phases:
         for op in phase.operations:
-            if isinstance(op, MemoryBound) and (nbytes := _number(op.nbytes)) > 0:
+            if isinstance(op, MemoryBound) and (nbytes := number(op.nbytes)) > 0:
                 points[op.name] = MemoryPoint(op.kernel, workload.dtype, int(nbytes), 1.0)
             elif isinstance(op, Attention):
                 points[op.name] = AttentionPoint(
-                    n_sequences=int(_number(op.n_sequences)),
-                    n_heads=int(_number(op.n_heads)),
-                    seq_len=int(_number(op.seq_len)),
+                    n_sequences=int(number(op.n_sequences)),
+                    n_heads=int(number(op.n_heads)),
+                    seq_len=int(number(op.seq_len)),
                     head_dim=op.head_dim,
                     backward=op.backward,
                     fused=op.fused,
@@ -169,7 +169,3 @@ def points_by_name(workload: Workload) -> dict[str, KernelPoint]:
                     seconds=1.0,
                 )
     return points
-
-
-def _number(size: Any) -> float:
-    return float(np.ravel(size)[0])

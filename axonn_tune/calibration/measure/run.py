@@ -35,7 +35,8 @@ from axonn_tune.calibration.measured_cluster import MeasuredCluster
 from axonn_tune.calibration.request import Request
 from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.ranks.memory import idle_bytes
-from axonn_tune.runtime.ranks.session import Place, joined, pick_device
+from axonn_tune.runtime.ranks.place import Place
+from axonn_tune.runtime.ranks.session import joined, pick_device
 from axonn_tune.runtime.run import device_name, software
 from axonn_tune.spec.layout import AXES, Layout, grid_layout
 from axonn_tune.spec.points import AttentionPoint, MemoryPoint

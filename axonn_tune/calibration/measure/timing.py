@@ -17,6 +17,7 @@ import torch
 
 from axonn_tune.calibration.fit.robust import robust_spread_fraction
 from axonn_tune.runtime.axonn.gemm import synchronize
+from axonn_tune.units import rounded
 
 # Work is warmed up once the medians of two windows of samples differ by less than this.
 SETTLED_FRACTION = 0.05
@@ -80,7 +81,7 @@ class Timing:
     def from_samples(cls, samples: Sequence[float]) -> Timing:
         """Summarise samples in as many digits as a profile needs."""
         spread = min(robust_spread_fraction(samples), 1.0)
-        return cls(float(f"{median(samples):.6g}"), float(f"{spread:.3g}"))
+        return cls(rounded(median(samples), 6), rounded(spread, 3))
 
 
 def own_time(seconds: float) -> float:

@@ -20,6 +20,7 @@ from axonn_tune.io.logs.osu import is_osu, parse_osu
 from axonn_tune.io.logs.table import parse_table
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.points import GemmPoint, LinkPoint
+from axonn_tune.units import rounded
 
 P = TypeVar("P", GemmPoint, LinkPoint)
 
@@ -180,11 +181,6 @@ def _timed(seconds_of: Mapping[P, Sequence[float]]) -> tuple[P, ...]:
         middle = median(seconds)
         spread = min(stdev(seconds) / middle, 1.0) if len(seconds) > 1 else 0.0
         points.append(
-            replace(point, seconds=_rounded(middle, 6), spread_fraction=_rounded(spread, 3))
+            replace(point, seconds=rounded(middle, 6), spread_fraction=rounded(spread, 3))
         )
     return tuple(points)
-
-
-def _rounded(value: float, digits: int) -> float:
-    """Return a number rounded to this number of significant digits."""
-    return float(f"{value:.{digits}g}")

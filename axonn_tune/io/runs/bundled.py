@@ -11,8 +11,8 @@ from axonn_tune.io.runs.logged_run import (
     NUMBER,
     LoggedRun,
     layout_text,
+    logged_run,
     positive,
-    ran_out_of_memory,
     stated,
 )
 from axonn_tune.spec.model import DENSE_SIZES
@@ -57,12 +57,7 @@ def parse_program(text: str) -> LoggedRun:
     sizes = {name: model[name] for name in DENSE_SIZES if name in model}
     sizes["seq_len"] = settings.get("seq_len")
     steps = {int(step): float(seconds) for step, seconds in _STEP.findall(text)}
-    return LoggedRun(
-        stated(facts),
-        positive(steps),
-        out_of_memory=ran_out_of_memory(text),
-        sizes=sizes,
-    )
+    return logged_run(text, facts, steps, sizes=sizes)
 
 
 def is_run_document(text: str) -> bool:

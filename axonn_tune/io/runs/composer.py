@@ -11,15 +11,7 @@ import re
 from typing import Any
 
 from axonn_tune.io.runs.arguments import count, yaml_arguments
-from axonn_tune.io.runs.logged_run import (
-    NUMBER,
-    LoggedRun,
-    first_count,
-    largest,
-    positive,
-    ran_out_of_memory,
-    stated,
-)
+from axonn_tune.io.runs.logged_run import NUMBER, LoggedRun, first_count, largest, logged_run
 
 _BATCH = re.compile(r"\[batch=(\d+)/\d+\]:")
 _METRIC = re.compile(r"Train ([\w/]+): " + NUMBER)
@@ -58,12 +50,8 @@ def parse_composer(text: str) -> LoggedRun:
         "micro_batch": int(last.get("trainer/device_train_microbatch_size", 0)) or None,
         "seq_len": _ratio(last, "time/token", "time/sample"),
     }
-    return LoggedRun(
-        stated(facts),
-        positive(steps),
-        memory_bytes=largest(_RESERVED, text) * 1e9,
-        out_of_memory=ran_out_of_memory(text),
-        sizes=_sizes(text),
+    return logged_run(
+        text, facts, steps, memory_bytes=largest(_RESERVED, text) * 1e9, sizes=_sizes(text)
     )
 
 

@@ -9,14 +9,7 @@ from __future__ import annotations
 import re
 
 from axonn_tune.io.runs.arguments import count, dotted_arguments, is_true
-from axonn_tune.io.runs.logged_run import (
-    NUMBER,
-    LoggedRun,
-    largest,
-    positive,
-    ran_out_of_memory,
-    stated,
-)
+from axonn_tune.io.runs.logged_run import NUMBER, LoggedRun, largest, logged_run
 
 _STEP = re.compile(
     r"(?:global_step=|\d+/)(\d+), RunningAvgSamplesPerSec=[\d.]+, CurrSamplesPerSec=" + NUMBER
@@ -51,12 +44,7 @@ def parse_deepspeed(text: str) -> LoggedRun:
         "micro_batch": count(arguments, "train_micro_batch_size_per_gpu"),
         "dtype": _dtype(arguments),
     }
-    return LoggedRun(
-        stated(facts),
-        positive(steps),
-        memory_bytes=largest(_MAX_RESERVED, text) * 2**30,
-        out_of_memory=ran_out_of_memory(text),
-    )
+    return logged_run(text, facts, steps, memory_bytes=largest(_MAX_RESERVED, text) * 2**30)
 
 
 def _dtype(arguments: dict[str, str]) -> str | None:

@@ -8,15 +8,7 @@ from __future__ import annotations
 
 import re
 
-from axonn_tune.io.runs.logged_run import (
-    NUMBER,
-    LoggedRun,
-    first_count,
-    layout_text,
-    positive,
-    ran_out_of_memory,
-    stated,
-)
+from axonn_tune.io.runs.logged_run import NUMBER, LoggedRun, first_count, layout_text, logged_run
 
 _MICRO_STEP = re.compile(
     r"iter +(\d+) step +(\d+) ?[|:][^\n]{0,200}?iter time: +" + NUMBER + r" ?ms"
@@ -45,11 +37,11 @@ def parse_litgpt(text: str) -> LoggedRun:
         "seq_len": first_count(r"max_seq_length=(\d+)", text),
         "dtype": "bf16" if "'precision': 'bf16" in text else None,
     }
-    return LoggedRun(stated(facts), _step_seconds(text), out_of_memory=ran_out_of_memory(text))
+    return logged_run(text, facts, _step_seconds(text))
 
 
-def _step_seconds(text: str) -> tuple[float, ...]:
-    """Return the seconds of each step of which all micro-steps are in the log."""
+def _step_seconds(text: str) -> dict[int, float]:
+    """Return the seconds of each step of which all micro-steps are in the log, by its number."""
     micro_steps: dict[int, float] = {}
     last_of_step: dict[int, int] = {}
     for iteration, step, milliseconds in _MICRO_STEP.findall(text):
@@ -62,4 +54,4 @@ def _step_seconds(text: str) -> tuple[float, ...]:
         own = range(last_of_step.get(step - 1, last) + 1, last + 1)
         if own and all(iteration in micro_steps for iteration in own):
             steps[step] = sum(micro_steps[iteration] for iteration in own)
-    return positive(steps)
+    return steps

@@ -40,14 +40,21 @@ class LoggedRun:
     sizes: Mapping[str, Any] = field(default_factory=dict)
 
 
+def logged_run(
+    text: str,
+    facts: Mapping[str, object],
+    steps: Mapping[int, float],
+    memory_bytes: float = 0.0,
+    sizes: Mapping[str, Any] | None = None,
+) -> LoggedRun:
+    """Return the run of a log, given what it says; `steps` are seconds by the number of a step."""
+    is_full = _OUT_OF_MEMORY.search(text) is not None  # torch's message for a full GPU
+    return LoggedRun(stated(facts), positive(steps), memory_bytes, is_full, sizes or {})
+
+
 def without_colors(text: str) -> str:
     """Return a text without the codes by which terminals change the color."""
     return _COLORS.sub("", text)
-
-
-def ran_out_of_memory(text: str) -> bool:
-    """Return whether a log has the message of torch for a full GPU."""
-    return _OUT_OF_MEMORY.search(text) is not None
 
 
 def first_count(pattern: str, text: str) -> int | None:

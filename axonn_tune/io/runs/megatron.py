@@ -18,9 +18,7 @@ from axonn_tune.io.runs.logged_run import (
     first_count,
     largest,
     layout_text,
-    positive,
-    ran_out_of_memory,
-    stated,
+    logged_run,
 )
 
 _ITERATION = re.compile(
@@ -83,11 +81,11 @@ def parse_megatron(text: str) -> LoggedRun:
         "virtual_stages": virtual or (1 if pipeline > 1 else None),
         **common_facts(arguments),
     }
-    return LoggedRun(
-        stated(facts),
-        positive(steps),
+    return logged_run(
+        text,
+        facts,
+        steps,
         memory_bytes=largest(_MAX_RESERVED, text) * 2**20,
-        out_of_memory=ran_out_of_memory(text),
         sizes=_sizes(arguments, first_count(_PADDED, text)),
     )
 

@@ -15,9 +15,7 @@ from axonn_tune.io.runs.logged_run import (
     dtype_named,
     first_count,
     layout_text,
-    positive,
-    ran_out_of_memory,
-    stated,
+    logged_run,
 )
 
 _AMOUNT = NUMBER + r"([KMGBT]?)"
@@ -75,11 +73,11 @@ def parse_nanotron(text: str) -> LoggedRun:
         "dtype": dtype_named(next(iter(re.findall(r"dtype=(torch\.\w+)", printed)), "")),
         "recompute": "full" if parallelism.get("recompute_layer") == "True" else "none",
     }
-    return LoggedRun(
-        stated(facts),
-        positive(steps),
+    return logged_run(
+        text,
+        facts,
+        steps,
         memory_bytes=max(reserved, default=0.0),
-        out_of_memory=ran_out_of_memory(text),
         sizes=_sizes(_arguments_of("LlamaConfig", printed)),
     )
 

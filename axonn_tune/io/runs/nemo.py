@@ -9,14 +9,7 @@ from __future__ import annotations
 import re
 
 from axonn_tune.io.runs.arguments import count, yaml_arguments
-from axonn_tune.io.runs.logged_run import (
-    NUMBER,
-    LoggedRun,
-    first_count,
-    positive,
-    ran_out_of_memory,
-    stated,
-)
+from axonn_tune.io.runs.logged_run import NUMBER, LoggedRun, first_count, logged_run
 from axonn_tune.io.runs.megatron import ARGUMENTS, common_facts, layout_of
 
 _STEP = re.compile(
@@ -66,4 +59,4 @@ def parse_nemo(text: str) -> LoggedRun:
         "global_batch": count(arguments, "global_batch_size") or first_count(_BATCH, text),
         **common_facts(arguments),
     }
-    return LoggedRun(stated(facts), positive(steps), out_of_memory=ran_out_of_memory(text))
+    return logged_run(text, facts, steps)

@@ -16,9 +16,7 @@ from axonn_tune.io.runs.logged_run import (
     first_count,
     largest,
     layout_text,
-    positive,
-    ran_out_of_memory,
-    stated,
+    logged_run,
 )
 
 _STEP = re.compile(
@@ -66,12 +64,8 @@ def parse_torchtitan(text: str) -> LoggedRun:
         "precision": "fp8-current" if re.search(r"Float8 .*training active", text) else None,
         "recompute": _recompute(text),
     }
-    return LoggedRun(
-        stated(facts),
-        positive(steps),
-        memory_bytes=largest(_MEMORY, text) * 2**30,
-        out_of_memory=ran_out_of_memory(text),
-        sizes=_sizes(text),
+    return logged_run(
+        text, facts, steps, memory_bytes=largest(_MEMORY, text) * 2**30, sizes=_sizes(text)
     )
 
 

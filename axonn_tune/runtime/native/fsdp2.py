@@ -15,10 +15,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from axonn_tune.errors import InputError
 from axonn_tune.runtime.axonn.engine import DTYPES
 from axonn_tune.runtime.native.plain import PlainGPT
-from axonn_tune.runtime.native.trainer import ParallelModel, TorchTrainer, WaitRecorder
+from axonn_tune.runtime.native.trainer import ParallelModel, TorchTrainer
 from axonn_tune.runtime.ranks.collectives import issuer_of
 from axonn_tune.runtime.ranks.groups import device_mesh
 from axonn_tune.runtime.ranks.recorder import PendingCollective
+from axonn_tune.runtime.ranks.wait_recorder import WaitRecorder
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.spec import names
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,130 +17,9 @@ from torch.distributed.tensor import DTensor
 from axonn_tune.runtime.axonn.gemm import synchronize
 from axonn_tune.runtime.axonn.optimizer import BETAS, CLIP_NORM, LR, WEIGHT_DECAY
 from axonn_tune.runtime.axonn.trainer import RandomTokens, seconds_by_name
-from axonn_tune.runtime.ranks.recorder import PendingCollective, Recorder
+from axonn_tune.runtime.ranks.wait_recorder import WaitRecorder
 from axonn_tune.runtime.request import RunRequest
-from axonn_tune.spec.measurement import COMPUTATION, Operation, Step, exposed_seconds
-from axonn_tune.spec.plan import COMPUTE
-
-
-class WaitRecorder:
-    """Records collectives, and the time in which computation does not wait for one.
-
-    Torch's own code does not name its kernels. It computes whenever nothing waits for a collective,
-    so this time is recorded as computation. On a CPU the host waits; on a GPU the stream that
-    computes does, between two events on it.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._recorder = Recorder(device)
-        self._on_gpu = device.type == "cuda"
-        self._computing: Any = None
-        self._waits: list[tuple[Any, Any]] = []
-        self._begin: Any = None
-
-    @property
-    def active(self) -> bool:
-        """Whether anything is recorded."""
-        return self._recorder.active
-
-    @active.setter
-    def active(self, wanted: bool) -> None:
-        self._recorder.active = wanted
-
-    def start_step(self) -> None:
-        """Forget what was recorded, and let times count from now."""
-        self._recorder.start_step()
-        self._waits.clear()
-        if self._on_gpu:
-            self._computing = torch.cuda.current_stream()
-
-    def collective(
-        self,
-        name: str,
-        kind: str,
-        nbytes: float,
-        axis: str,
-        issue: Callable[[], PendingCollective],
-    ) -> _Awaited:
-        """Issue a collective and record it, and how long computation waits for it."""
-        return _Awaited(self._recorder.collective(name, kind, nbytes, axis, issue), self)
-
-    def wait(self, pending: PendingCollective) -> None:
-        """Wait for a collective, and note how long that takes.
-
-        On a GPU, streams that communicate wait as well, which does not count.
-        """
-        elsewhere = self._on_gpu and torch.cuda.current_stream() != self._computing
-        if elsewhere or not self.active:
-            pending.wait()
-            return
-        self.begin_wait()
-        pending.wait()
-        self.end_wait()
-
-    def wait_at_once(self, pending: PendingCollective) -> None:
-        """Let computation wait for a collective that another stream may have issued."""
-        if not self._on_gpu:
-            self.wait(pending)
-            return
-        with torch.cuda.stream(self._computing):
-            self.wait(pending)
-        pending.wait()
-
-    def begin_wait(self) -> None:
-        """Note that computation waits from here on."""
-        self._begin = self._recorder.clock.now()
-
-    def end_wait(self) -> None:
-        """Note that computation goes on."""
-        self._waits.append((self._begin, self._recorder.clock.now()))
-
-    def wait_ends_backward(self, loss: torch.Tensor) -> None:
-        """Have a wait begin when all gradients are computed; the caller ends it.
-
-        FSDP2 lets computation wait for its last reductions there. It queues this while the
-        gradient of the logits is computed, after that of the loss.
-        """
-        engine = torch.autograd.Variable._execution_engine
-        loss.register_hook(lambda _: engine.queue_callback(self.begin_wait))
-
-    def take_step(self, seconds: float) -> list[Operation]:
-        """Return the collectives and the computation of a step that took `seconds`."""
-        if not self.active:
-            return []
-        at = self._recorder.seconds_of
-        waits = [(at(begin), at(end)) for begin, end in self._waits]
-        operations = [*self._recorder.take_step(), *_computation(waits, seconds)]
-        return sorted(operations, key=lambda operation: operation.start_seconds)
-
-
-class _Awaited:
-    """A collective under way, each wait for which is noted."""
-
-    def __init__(self, pending: PendingCollective, recorder: WaitRecorder) -> None:
-        self._pending = pending
-        self._recorder = recorder
-
-    def wait(self) -> None:
-        """Wait for the collective."""
-        self._recorder.wait(self._pending)
-
-    def wait_at_once(self) -> None:
-        """Let computation wait for the collective, whoever issued it."""
-        self._recorder.wait_at_once(self._pending)
-
-
-def _computation(waits: list[tuple[float, float]], seconds: float) -> list[Operation]:
-    """Return the spans of a step that lie between the waits."""
-    computation = []
-    free_from = 0.0
-    for start, end in [*sorted(waits), (seconds, seconds)]:
-        if start > free_from:
-            computation.append(
-                Operation(COMPUTATION, COMPUTE, COMPUTATION, 0.0, 0.0, free_from, start)
-            )
-        free_from = max(free_from, end)
-    return computation
+from axonn_tune.spec.measurement import Operation, Step, exposed_seconds
 
 
 @dataclass(frozen=True)
@@ -267,12 +145,7 @@ class TorchTrainer(RecordedTrainer):
         self._parallel = parallel
         self._masters = MasterWeights(parallel.model)
         self._groups = _grouped(self._masters.weights)
-        decays = [WEIGHT_DECAY if group[0].dim() > 1 else 0.0 for group in self._groups]
-        groups = [
-            {"params": group, "weight_decay": decay}
-            for group, decay in zip(self._groups, decays, strict=True)
-        ]
-        self._adamw = torch.optim.AdamW(groups, lr=LR, betas=BETAS, fused=True)
+        self._adamw = adamw(self._groups)
 
     def train(self, texts: list[torch.Tensor]) -> tuple[torch.Tensor, float]:
         """Train on the micro-steps of this rank's share; return their mean loss and the norm."""
@@ -359,6 +232,15 @@ class MasterWeights:
         """Round the updated weights to those with which the model computes."""
         for parameter, master in self._copies:
             parameter.copy_(master)
+
+
+def adamw(groups: Iterable[Sequence[nn.Parameter]]) -> torch.optim.AdamW:
+    """Return AdamW of groups of parameters; matrices decay, and vectors do not."""
+    decayed = [
+        {"params": group, "weight_decay": WEIGHT_DECAY if group[0].dim() > 1 else 0.0}
+        for group in groups
+    ]
+    return torch.optim.AdamW(decayed, lr=LR, betas=BETAS, fused=True)
 
 
 def mean_loss(logits: torch.Tensor, text: torch.Tensor) -> torch.Tensor:

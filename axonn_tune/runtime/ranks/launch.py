@@ -24,12 +24,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from axonn_tune.errors import AxonnTuneError, FileError, InputError
 from axonn_tune.runtime.ranks import server
 from axonn_tune.runtime.ranks.parent import die_with_launcher, launching
-from axonn_tune.runtime.ranks.session import (
-    LostRankError,
-    Place,
-    place_in_job,
-    slurm_rendezvous,
-)
+from axonn_tune.runtime.ranks.place import Place, place_in_job, slurm_rendezvous
+from axonn_tune.runtime.ranks.session import LostRankError
 
 MONITOR_SECONDS = 0.1  # time between two looks of the launcher whether a rank has died
 _RETRY_SECONDS = 0.02  # until an interrupt that came while a rank was being started comes again

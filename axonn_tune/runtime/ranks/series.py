@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from axonn_tune.errors import AxonnTuneError, FileError, InputError
 from axonn_tune.runtime.ranks.launch import in_job, launch
+from axonn_tune.runtime.ranks.place import Place
 from axonn_tune.runtime.ranks.session import (
     MeetingError,
-    Place,
     RankError,
     joined,
     meeting_point,

@@ -24,8 +24,9 @@ from axonn_tune.runtime.axonn.gpt import GPT
 from axonn_tune.runtime.axonn.mesh import Mesh
 from axonn_tune.runtime.axonn.optimizer import BETAS, CLIP_NORM, LR, WEIGHT_DECAY
 from axonn_tune.runtime.axonn.weights import Vector
-from axonn_tune.runtime.native.trainer import RecordedTrainer, WaitRecorder
+from axonn_tune.runtime.native.trainer import RecordedTrainer
 from axonn_tune.runtime.ranks.recorder import PendingCollective, Recorder
+from axonn_tune.runtime.ranks.wait_recorder import WaitRecorder
 from axonn_tune.runtime.released.torch_calls import TorchCalls
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.spec.blocks import Linear

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from axonn_tune.runtime.axonn.optimizer import BETAS, CLIP_NORM, LR, WEIGHT_DECAY
+from axonn_tune.runtime.axonn.optimizer import CLIP_NORM
 from axonn_tune.runtime.native.plain import PlainGPT
-from axonn_tune.runtime.native.trainer import RecordedTrainer, WaitRecorder, mean_loss
+from axonn_tune.runtime.native.trainer import RecordedTrainer, adamw, mean_loss
+from axonn_tune.runtime.ranks.wait_recorder import WaitRecorder
 from axonn_tune.runtime.released.torch_calls import TorchCalls
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.strategies.zero import zero3
@@ -92,11 +93,7 @@ class DeepSpeedTrainer(RecordedTrainer):
         model = model.initialise(request.seed)
         matrices = [weight for weight in model.parameters() if weight.dim() > 1]
         vectors = [weight for weight in model.parameters() if weight.dim() == 1]
-        groups = [
-            {"params": matrices, "weight_decay": WEIGHT_DECAY},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=LR, betas=BETAS, fused=True)
+        optimizer = adamw([matrices, vectors])
         deepspeed = import_deepspeed(device)
         forget_groups(deepspeed)
         with self._calls.recorded():

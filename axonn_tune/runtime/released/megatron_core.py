@@ -15,8 +15,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from axonn_tune.runtime.axonn.gpt import INITIAL_STD
-from axonn_tune.runtime.axonn.optimizer import BETAS, CLIP_NORM, LR, WEIGHT_DECAY
-from axonn_tune.runtime.native.trainer import RecordedTrainer, WaitRecorder
+from axonn_tune.runtime.axonn.optimizer import CLIP_NORM
+from axonn_tune.runtime.native.trainer import RecordedTrainer, adamw
+from axonn_tune.runtime.ranks.wait_recorder import WaitRecorder
 from axonn_tune.runtime.released.megatron_experts import (
     fields_of,
     layers_of,
@@ -141,11 +142,7 @@ class MegatronCoreTrainer(RecordedTrainer):
         ahead = torch.ones(seq_len, seq_len, dtype=torch.bool, device=device).triu(1)
         self._hidden = ahead.view(1, 1, seq_len, seq_len)
         self._parameters = list(self._model.parameters())
-        groups_of_adamw = [
-            {"params": [weight], "weight_decay": WEIGHT_DECAY if weight.dim() > 1 else 0.0}
-            for weight in self._parameters
-        ]
-        self._adamw = torch.optim.AdamW(groups_of_adamw, lr=LR, betas=BETAS, fused=True)
+        self._adamw = adamw([weight] for weight in self._parameters)
 
     def train(self, texts: list[torch.Tensor]) -> tuple[torch.Tensor, float]:
         """Train on the micro-steps of this rank's share; return their mean loss and the norm."""

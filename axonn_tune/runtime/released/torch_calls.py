@@ -17,9 +17,9 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 
-from axonn_tune.runtime.native.trainer import WaitRecorder
 from axonn_tune.runtime.ranks.collectives import Issuer, issuer_of
 from axonn_tune.runtime.ranks.recorder import PendingCollective
+from axonn_tune.runtime.ranks.wait_recorder import WaitRecorder
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.groups import axes_by_ranks

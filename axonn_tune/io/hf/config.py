@@ -8,7 +8,7 @@ from typing import Any
 
 from axonn_tune.errors import FileError, InputError
 from axonn_tune.io.files import read_text
-from axonn_tune.io.hf_architectures import ARCHITECTURES, FLAG_FIELDS, OLD_KEYS, Architecture
+from axonn_tune.io.hf.architectures import ARCHITECTURES, FLAG_FIELDS, OLD_KEYS, Architecture
 from axonn_tune.io.json_files import parse_json
 from axonn_tune.spec.blocks import Experts, LatentAttention
 from axonn_tune.spec.checks import LARGEST_COUNT, LONGEST_NAME, is_name

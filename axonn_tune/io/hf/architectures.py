@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from axonn_tune.io import hf_rules as rules
-from axonn_tune.io.hf_rules import Config, Fields
+from axonn_tune.io.hf import rules
+from axonn_tune.io.hf.rules import Config, Fields
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What follows from the keys of a Hugging Face config, architecture by architecture.
 
-Each rule takes a checked config and returns fields of `Model`; `hf_architectures` says whose it is.
+Each rule takes a checked config and returns fields of `Model`; `architectures` says whose it is.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from axonn_tune.io.hf_layers import expert_fields, listed_layers, window_fields
+from axonn_tune.io.hf.layers import expert_fields, listed_layers, window_fields
 
 Config: TypeAlias = Mapping[str, Any]
 Fields: TypeAlias = dict[str, Any]
