@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -42,7 +43,7 @@ def rehearse_script(path: str, n_ranks: int) -> Rehearsal:
     start = time.perf_counter()
     with rehearsed(n_ranks) as tape, _environment(path, n_ranks):
         try:
-            _run(code, path, tape)
+            is_one_step = _run(code, path, tape)
         except (Exception, SystemExit) as error:
             if not (isinstance(error, SystemExit) and error.code in (None, 0)):
                 raise InputError(f"{path}{_line_of(error, path)}: {_said(error)}") from error
@@ -50,10 +51,11 @@ def rehearse_script(path: str, n_ranks: int) -> Rehearsal:
             raise InputError(
                 f"{path}: it launches no kernel; a script trains for one step, or defines {STEP}()"
             )
-        return recording(tape, n_ranks, start)
+        return replace(recording(tape, n_ranks, start), is_one_step=is_one_step)
 
 
-def _run(code: CodeType, path: str, tape: Tape) -> None:
+def _run(code: CodeType, path: str, tape: Tape) -> bool:
+    """Run a script, and return whether one step of it was recorded alone."""
     namespace: dict[str, Any] = {"__name__": "__main__", "__file__": path}
     tape.begin_step()
     exec(code, namespace)
@@ -62,6 +64,8 @@ def _run(code: CodeType, path: str, tape: Tape) -> None:
         step()
         tape.begin_step()
         step()
+        return True
+    return False
 
 
 @contextmanager
