@@ -84,8 +84,7 @@ def command(
 
     if baseline is not None:
         ignored: dict[str, Any] = {"by": by, "plot": plot, "html": html}
-        ignored |= {"max_error": max_error, "output_format": output_format}
-        ignored["output"] = output
+        ignored |= {"max_error": max_error, "output_format": output_format, "output": output}
         refuse(ignored, "does not go with --baseline, which prints one line")
         _watch(runs, baseline, machine, quiet)
         return

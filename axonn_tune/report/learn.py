@@ -158,6 +158,7 @@ def drift_line(drift: Drift) -> str:
     changes = []
     if drift.is_slower:
         changes.append(f"slower by up to {percent(drift.slowest_fraction)} %")
+        mean += f", most in {drift.slowest}"
     if drift.is_faster:
         changes.append(f"faster by up to {percent(-drift.fastest_fraction)} %")
     if not changes:
