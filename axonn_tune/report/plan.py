@@ -8,7 +8,7 @@ from typing import Any
 
 from axonn_tune.report.memory import memory_lines, memory_text
 from axonn_tune.report.phrases import assumption_line, percent
-from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
+from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
 from axonn_tune.report.table import fitted_table, key_values
 from axonn_tune.report.trust import trust_lines
 from axonn_tune.studies.training_run import (
@@ -189,10 +189,11 @@ def training_record(run: TrainingRun) -> dict[str, Any]:
 
 
 def training_flat_records(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
-    """Return one record for each GPU count, without its prediction, which is nested."""
+    """Return one record for each GPU count, with the columns of its prediction."""
     records = [training_record(run) for run in runs]
-    for flat in records:
+    for flat, run in zip(records, runs, strict=True):
         del flat["prediction"]
+        flat |= flat_record(run.best)
     return records
 
 
