@@ -92,6 +92,14 @@ def test_strategies_without_a_layout_say_why(capsys):
     assert all(each["best"] is None and each["reason"] for each in document["strategies"])
 
 
+@pytest.mark.parametrize("command", [["compare"], ["suggest", "--strategy", "all"]])
+def test_a_comparison_in_which_nothing_has_a_layout_ends_as_a_search_does(capsys, command):
+    job = ["--gpus", "8", "--model", "80b", "--format", "csv"]
+    code, out, err = run_cli(capsys, *command, *job)
+    assert (code, out.strip()) == (2, "")
+    assert "nothing to compare has a layout" in err
+
+
 def test_some_strategies_are_compared_when_named(capsys):
     _, text, _ = run_cli(
         capsys, "compare", *JOB, "--strategies", "zero3, megatron", "--format", "json"
