@@ -35,6 +35,7 @@ _HEADERS = (
     "GPU-hours",
     "MWh",
 )
+_DROPPABLE = ("MWh", "GPU-hours", "useful %", "MFU %")
 
 
 def training_text(runs: Sequence[TrainingRun]) -> str:
@@ -42,7 +43,7 @@ def training_text(runs: Sequence[TrainingRun]) -> str:
     plan = runs[-1]
     model = plan.scenario.model
     parts = [f"{model.name} on {plan.scenario.machine.gpu.name}: {_tokens_text(plan)}", ""]
-    parts += [fitted_table([_row(run) for run in runs], _HEADERS, ("MWh",)), ""]
+    parts += [fitted_table([_row(run) for run in runs], _HEADERS, _DROPPABLE), ""]
     parts += [key_values(_plan_pairs(plan)), ""]
     parts += [*memory_lines([plan.best]), *trust_lines(plan.search), assumption_line(plan.search)]
     return "\n".join(parts)
@@ -54,7 +55,7 @@ def _row(run: TrainingRun) -> list[Any]:
         run.scenario.job.n_gpus,
         run.scenario.n_nodes,
         run.scenario.job.global_batch,
-        run.best.layout,
+        run.best.configuration.brief_layout,
         f"{run.best.step_seconds:.3f}",
         percent(run.best.mfu),
         percent(run.useful_fraction),

@@ -57,7 +57,7 @@ def _row(title: str, best: Prediction) -> list[Any]:
     memory = f"{gib(best.memory_bytes):.1f} of {gib(best.memory_capacity_bytes):.0f}"
     return [
         title,
-        best.configuration.ordered_layout,
+        best.configuration.brief_layout,
         best.configuration.micro_batch,
         best.configuration.recompute,
         f"{best.step_seconds:.3f}",
@@ -99,9 +99,9 @@ def _moved(base: Prediction, best: Prediction | None) -> tuple[str, str]:
     if abs(change) < 0.005:
         change = 0.0  # not -0.00
     configuration = best.configuration
-    is_grid = configuration.layout.is_grid
-    name = configuration.ordered_layout if is_grid else configuration.layout.brief
-    layout = f"{name}, mbs {configuration.micro_batch} {configuration.recompute}"
+    layout = (
+        f"{configuration.brief_layout}, mbs {configuration.micro_batch} {configuration.recompute}"
+    )
     return f"{change:+.2f}", "same" if configuration == base.configuration else layout
 
 

@@ -292,6 +292,16 @@ def test_lists_fit_a_hundred_characters(capsys, command):
     assert max(map(len, out.splitlines())) <= 100
 
 
+@pytest.mark.parametrize(
+    "command", [["plan", "--tokens", "1B"], ["whatif", "--set", "inter_node.bandwidth=2x"]]
+)
+def test_tables_of_layouts_with_many_axes_fit_a_hundred_characters(capsys, command):
+    job = ["--gpus", "16", "--model", "mixtral-8x7b", "--machine", "dgx-h100"]
+    _, out, _ = run_cli(capsys, *command, *job)
+    (dashes,) = (line for line in out.splitlines() if line.startswith("----"))
+    assert len(dashes) <= 100
+
+
 @pytest.mark.parametrize("strategy", ["axonn", "megatron", "zeropp"])
 def test_a_layout_of_any_table_can_be_typed(capsys, strategy):
     given = ["--gpus", "64", "--model", "20b", "--strategy", strategy, "--recompute", "full"]
