@@ -354,7 +354,7 @@ def _memory_margin_bytes(text: str | None, machine: Machine) -> float:
     if isinstance(text, str) and text.rstrip().endswith("%"):
         margin = whole * parse_quantity(text, "memory_margin_fraction")
     else:
-        margin = float(parse_size(text.removeprefix("-"), owner))
+        margin = float(parse_size(text.removeprefix("-"), owner, needs_unit=True))
         margin = -margin if text.startswith("-") else margin
     if not abs(margin) < whole:
         raise InputError(f"{owner} {text}: allowed: less than the GPU's {gib(whole):.0f} GiB")

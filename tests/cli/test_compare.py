@@ -280,6 +280,7 @@ def test_a_layout_may_name_its_engine(capsys):
         ),
         (["--grid", "1x1x64x1", "--strategies", "zero3"], "not both"),
         (["--recompute", "full:0"], "recompute is 'full:0'; allowed: auto, none, selective, full"),
+        (["--memory-margin", "5"], "--memory-margin: '5'"),
         (["--memory-margin", "80GiB"], "--memory-margin 80GiB: allowed: less than the GPU's 40"),
     ],
 )
