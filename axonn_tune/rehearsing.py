@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -126,8 +126,15 @@ def shortened(prediction: Prediction) -> Prediction:
     return predict(replace(prediction.scenario, job=short), prediction.configuration)
 
 
-def rehearse_script(path: str, n_ranks: int, machine: str | None = None) -> PricedRehearsal:
+def rehearse_script(
+    path: str, n_ranks: int, machine: str | None = None, arguments: Sequence[str] = ()
+) -> PricedRehearsal:
     """Rehearse a step of a user's own training script, and price it on a machine.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        What the script finds in ``sys.argv`` after its own name.
 
     Raises
     ------
@@ -138,4 +145,4 @@ def rehearse_script(path: str, n_ranks: int, machine: str | None = None) -> Pric
 
     require_count("rehearse", "ranks", n_ranks)
     profile = load_machine(DEFAULT_MACHINE if machine is None else machine)
-    return price(rehearsed(path, n_ranks), profile)
+    return price(rehearsed(path, n_ranks, arguments), profile)

@@ -391,6 +391,24 @@ def test_the_price_of_a_script_is_shown(tmp_path, capsys):
     assert document["is_one_step"]
 
 
+def test_a_script_has_its_own_arguments(tmp_path, capsys):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import argparse, torch\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--width', type=int, required=True)\n"
+        "width = parser.parse_args().width\n"
+        "torch.mm(torch.ones(8, width), torch.ones(width, 8))\n"
+    )
+    words = ("rehearse", "--script", str(path), "--ranks", "2")
+    _, out, _ = run_cli(capsys, *words, "--", "--width", "24")
+    assert "8 x 8 x 24" in out
+    code, _, err = run_cli(capsys, *words)
+    assert code == 2 and "line 4: SystemExit: 2" in err
+    code, _, err = run_cli(capsys, "rehearse", "--gpus", "8", "--", "--width")
+    assert code == 2 and "'--width' is an argument of no --script" in err
+
+
 def test_a_script_of_which_several_steps_may_count_is_said_to_be_whole(tmp_path, capsys):
     path = tmp_path / "train.py"
     path.write_text(

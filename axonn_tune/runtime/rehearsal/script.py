@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +28,12 @@ from axonn_tune.spec.rehearsal import Rehearsal
 STEP = "step"
 
 
-def rehearse_script(path: str, n_ranks: int) -> Rehearsal:
+def rehearse_script(path: str, n_ranks: int, arguments: Sequence[str] = ()) -> Rehearsal:
     """Run a script as rank 0 of some ranks, and return what one training step does.
 
     The script runs as the main program, with fake tensors. If it defines a function `step`, this
     is called twice without arguments, and the second call is recorded; otherwise the whole run is.
+    The script itself finds `arguments` behind its name in ``sys.argv``.
 
     Raises
     ------
@@ -41,7 +42,7 @@ def rehearse_script(path: str, n_ranks: int) -> Rehearsal:
     """
     code = load_program(path)
     start = time.perf_counter()
-    with rehearsed(n_ranks) as tape, _environment(path, n_ranks):
+    with rehearsed(n_ranks) as tape, _environment(path, n_ranks, arguments):
         try:
             is_one_step = _run(code, path, tape)
         except (Exception, SystemExit) as error:
@@ -69,7 +70,7 @@ def _run(code: CodeType, path: str, tape: Tape) -> bool:
 
 
 @contextmanager
-def _environment(path: str, n_ranks: int) -> Iterator[None]:
+def _environment(path: str, n_ranks: int, arguments: Sequence[str]) -> Iterator[None]:
     """Let a script find what torchrun gives it; the process group is there already.
 
     What it prints goes to stderr, and torch.compile compiles nothing.
@@ -84,7 +85,7 @@ def _environment(path: str, n_ranks: int) -> Iterator[None]:
     }
     with (
         mock.patch.dict(os.environ, variables),
-        mock.patch.object(sys, "argv", [path]),
+        mock.patch.object(sys, "argv", [path, *arguments]),
         mock.patch.object(sys, "path", [str(Path(path).resolve().parent), *sys.path]),
         mock.patch.object(dist, "init_process_group", _nothing),
         mock.patch.object(dist, "destroy_process_group", _nothing),
