@@ -77,7 +77,7 @@ def command(
         --grid tp=2,dp=32,ep=8 --attention unfused --seq-len 4096 \\
         --global-batch 64 --micro-batch 1 --max-memory-error 0.05
       axonn-tune rehearse --script train_step.py --ranks 64 --machine perlmutter
-      axonn-tune rehearse --script train.py --ranks 8 -- --layers 32 --fp32
+      axonn-tune rehearse --script train_step.py --ranks 8 -- --layers 32
     """
     from axonn_tune.cli.output import emit_as
     from axonn_tune.errors import InputError
