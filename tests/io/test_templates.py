@@ -37,7 +37,7 @@ def test_a_model_and_a_machine_from_templates_give_a_suggestion(capsys, tmp_path
 
 
 def test_the_template_of_a_machine_names_the_clock_in_training_and_changes_no_step(tmp_path):
-    """On a new GPU nobody would look for it, and steps come out too fast by a quarter without it."""
+    """Nobody would look for it, and without it steps on GH200 come out too fast by a quarter."""
     assert "  training_clock_fraction:" in template("machine")
     (tmp_path / "machine.yaml").write_text(template("machine"))
     stated = load_machine(tmp_path / "machine.yaml").gpu.training_clock_fraction
