@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -126,8 +126,15 @@ def shortened(prediction: Prediction) -> Prediction:
     return predict(replace(prediction.scenario, job=short), prediction.configuration)
 
 
-def rehearse_script(path: str, n_ranks: int, machine: str | None = None) -> PricedRehearsal:
+def rehearse_script(
+    path: str, n_ranks: int, machine: str | None = None, arguments: Sequence[str] = ()
+) -> PricedRehearsal:
     """Rehearse a step of a user's own training script, and price it on a machine.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        What the script finds in ``sys.argv`` after its own name.
 
     Raises
     ------
@@ -137,4 +144,4 @@ def rehearse_script(path: str, n_ranks: int, machine: str | None = None) -> Pric
     from axonn_tune.runtime.rehearsal.script import rehearse_script as rehearsed
 
     require_count("rehearse", "ranks", n_ranks)
-    return price(rehearsed(path, n_ranks), loaded_machine(machine))
+    return price(rehearsed(path, n_ranks, arguments), loaded_machine(machine))

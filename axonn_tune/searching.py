@@ -38,7 +38,12 @@ from axonn_tune.strategies.named import (
     names_of_all,
     strategy_named,
 )
-from axonn_tune.strategies.switches import Switches, foreign_switches, require_own
+from axonn_tune.strategies.switches import (
+    Switches,
+    foreign_switches,
+    require_own,
+    require_without_experts,
+)
 from axonn_tune.units import gib, parse_count, parse_quantity, parse_size
 
 if TYPE_CHECKING:
@@ -113,6 +118,8 @@ def _strategy(given: Mapping[str, Any], model: Model) -> Strategy:
         name, engine = _strategy_and_engine(strategy, given["engine"], model)
         strategy = strategy_named(name, _switches(given), engine, not model.is_dense)
         require_own(_switches(given), [name])
+    if model.experts is None:
+        require_without_experts(model.name, _switches(given), given["expert_imbalance"])
     require_predicted(model, strategy.name)
     require_stage_layout(model, given["mtp_modules"], given["stage_layout"])
     broken = broken_module_rules(model, strategy.recomputed_modules, given["recompute"])
@@ -231,6 +238,13 @@ def is_special(given: Mapping[str, Any]) -> bool:
 def _adapters(given: Mapping[str, Any]) -> Adapters | None:
     """Return the adapters of a job, if it trains them."""
     if given["lora_rank"] is None:
+        usual = defaults(SEARCH)
+        for name in ("lora_targets", "lora_dropout"):
+            if given[name] != usual[name]:
+                raise InputError(
+                    f"{name} is {given[name]}, and no adapters are trained; allowed with it: "
+                    "lora_rank"
+                )
         return None
     targets = tuple(target.strip() for target in given["lora_targets"].split(","))
     return Adapters(given["lora_rank"], targets, given["lora_dropout"])
@@ -345,7 +359,7 @@ def _memory_margin_bytes(text: str | None, machine: Machine) -> float:
     if isinstance(text, str) and text.rstrip().endswith("%"):
         margin = whole * parse_quantity(text, "memory_margin_fraction")
     else:
-        margin = float(parse_size(text.removeprefix("-"), owner))
+        margin = float(parse_size(text.removeprefix("-"), owner, needs_unit=True))
         margin = -margin if text.startswith("-") else margin
     if not abs(margin) < whole:
         raise InputError(f"{owner} {text}: allowed: less than the GPU's {gib(whole):.0f} GiB")

@@ -183,13 +183,15 @@ def parse_count(text: str, owner: str) -> float:
     return number * {**_DECIMAL, "B": 1e9}[match[3]]
 
 
-def parse_size(text: str, owner: str) -> int:
+def parse_size(text: str, owner: str, needs_unit: bool = False) -> int:
     """Return the whole number of bytes that a text such as ``"64 MiB"`` means.
 
     Parameters
     ----------
     owner : str
         The flag or field that holds the text, as error messages call it.
+    needs_unit : bool
+        Whether a size other than zero must name its unit.
 
     Raises
     ------
@@ -197,7 +199,7 @@ def parse_size(text: str, owner: str) -> int:
         The text is not a size.
     """
     try:
-        nbytes = parse_quantity(text, "_bytes")
+        nbytes = parse_quantity(text, "_bytes", needs_unit)
     except InputError as error:
         raise InputError(str(error).replace("_bytes:", f"{owner}:", 1)) from None
     if not 0 <= nbytes <= LARGEST_SIZE_BYTES:

@@ -129,6 +129,7 @@ BELOW = {
         "calibration",
         "emulate",
     },
+    "__main__": {"cli"},
 }
 # Third-party modules that only these rooms may import, at any depth of the code.
 ONLY_IN = {
@@ -301,3 +302,9 @@ def test_version_loads_no_numpy_and_is_in_one_place():
     assert version in printed and printed.rstrip().endswith("False")
     for name in ("setup.cfg", "pyproject.toml"):
         assert f"= {version}\n" not in (ROOT / name).read_text()
+
+
+def test_the_package_itself_is_a_program():
+    command = [sys.executable, "-m", "axonn_tune", "--version"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown.startswith("axonn-tune, version ")

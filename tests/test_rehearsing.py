@@ -388,6 +388,38 @@ def test_the_price_of_a_script_is_shown(tmp_path, capsys):
     priced = rehearse_script(str(path), 32)
     assert document["exposed_step_seconds"] == pytest.approx(priced.exposed_step_seconds)
     assert document["groups"][0]["ranks"] == list(range(32))
+    assert document["is_one_step"]
+
+
+def test_a_script_has_its_own_arguments(tmp_path, capsys):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import argparse, torch\n"
+        "parser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--width', type=int, required=True)\n"
+        "width = parser.parse_args().width\n"
+        "torch.mm(torch.ones(8, width), torch.ones(width, 8))\n"
+    )
+    words = ("rehearse", "--script", str(path), "--ranks", "2")
+    _, out, _ = run_cli(capsys, *words, "--", "--width", "24")
+    assert "8 x 8 x 24" in out
+    code, _, err = run_cli(capsys, *words)
+    assert code == 2 and "line 4: SystemExit: 2" in err
+    code, _, err = run_cli(capsys, "rehearse", "--gpus", "8", "--", "--width")
+    assert code == 2 and "'--width' is an argument of no --script" in err
+
+
+def test_a_script_of_which_several_steps_may_count_is_said_to_be_whole(tmp_path, capsys):
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch\nfor _ in range(2): torch.mm(torch.ones(8, 8), torch.ones(8, 8))\n"
+    )
+    words = ("rehearse", "--script", str(path), "--ranks", "2")
+    _, out, _ = run_cli(capsys, *words)
+    assert "all steps between" in out
+    assert "defines no function step()" in out
+    _, out, _ = run_cli(capsys, *words, "--format", "json")
+    assert json.loads(out)["is_one_step"] is False
 
 
 def test_attention_without_a_mask_is_priced_as_such():

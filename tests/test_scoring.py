@@ -136,6 +136,22 @@ def test_what_is_wrong_with_a_table_is_said_in_one_line(tmp_path, old, new, mess
     assert "\n" not in str(refusal.value)
 
 
+def test_a_mean_error_above_the_limit_ends_with_1(tmp_path, capsys):
+    seconds = 1.1 * step("tensor=8").step_seconds
+    table = written(tmp_path, row("tensor=8", seconds), row("tensor=8", 1.0, status="oom"))
+    words = ("score", table, "--machine", "dgx-h100", "--quiet", "--format", "json", "--max-error")
+    for limit, code, verdict in ((0.05, 1, "FAILED"), (0.10, 0, "passed")):
+        found, out, err = run_cli(capsys, *words, limit)
+        assert (found, len(json.loads(out)["runs"])) == (code, 2)
+        assert err.startswith(f"{verdict}  mean error 9.1 % ")
+    only_oom = written(tmp_path, row("tensor=8", 1.0, status="oom"))
+    found, _, err = run_cli(capsys, *words, 0.5)
+    assert found == 1 and "unknown" in err
+    assert_refused(
+        capsys, "score", only_oom, "--baseline", only_oom, "--max-error", 1, culprit="--max-error"
+    )
+
+
 def test_runs_that_are_alike_have_no_rank_correlation(tmp_path, capsys):
     table = written(tmp_path, row("tensor=8", 1.5), row("tensor=8", 1.5))
     code, text, errors = run_cli(
@@ -184,3 +200,12 @@ def test_runs_out_of_memory_are_among_the_records(tmp_path):
     assert first["predicted_seconds"] == pytest.approx(step("tensor=8").step_seconds)
     assert first["predicted_to_fit"] and second["predicted_to_fit"]
     assert (second["status"], second["measured_seconds"]) == ("ok", 5.0)
+
+
+def test_records_have_the_memory_that_the_errors_compare(tmp_path):
+    table = written(tmp_path, row("tensor=8", 5.0, memory="40"), row("tensor=4,data=2", 5.0))
+    scored = score(table, "dgx-h100")
+    first, second = score_records(scored)
+    assert first["measured_memory_gib"] == 40.0 and second["measured_memory_gib"] is None
+    error = first["predicted_memory_gib"] / first["measured_memory_gib"] - 1.0
+    assert scored.memory.errors == pytest.approx((error,))

@@ -107,8 +107,14 @@ def emit_comparison(
     """Show the best answers to several searches, on the machine that the user named.
 
     Strategies that were `wanted` (None for all) and are left out are named.
+
+    Raises
+    ------
+    NoCandidateError
+        None has a layout; their reasons were shown before.
     """
     from axonn_tune.cli.output import emit_as, with_machine_remark
+    from axonn_tune.errors import NoCandidateError
     from axonn_tune.report import compare as report
 
     left_out = left_out_of([best.search for best in contenders], wanted)
@@ -120,6 +126,8 @@ def emit_comparison(
         yaml=lambda: report.comparison_document(contenders, left_out),
         csv=lambda: report.comparison_records(contenders),
     )
+    if all(best.prediction is None for best in contenders):
+        raise NoCandidateError("nothing to compare has a layout; --format table says why")
 
 
 def left_out_of(searches: Sequence[Search], wanted: Sequence[str] | None) -> dict[str, list[str]]:

@@ -22,6 +22,7 @@ _OF_SCRIPT = ("machine",)
 
 
 @click.command("rehearse")
+@click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]", type=click.UNPROCESSED)
 @rehearse_options
 @click.option("--grid", metavar="LAYOUT", help=LAYOUT_HELP)
 @click.option("--whole-step", is_flag=True, help="Rehearse every micro-step, not only two.")
@@ -45,6 +46,7 @@ _OF_SCRIPT = ("machine",)
 @format_option("table", "json")
 @output_option
 def command(
+    arguments: tuple[str, ...],
     gpus: int | None,
     model: str | None,
     grid: str | None,
@@ -64,7 +66,8 @@ def command(
     compared with the step plan, and the peak memory with the memory model. The command exits with
     1 if one of them differs.
 
-    With --script the program is your own: what it does is priced on a machine.
+    With --script the program is your own: what it does is priced on a machine. What follows -- are
+    the arguments of the script.
 
     \b
     Examples:
@@ -74,6 +77,7 @@ def command(
         --grid tp=2,dp=32,ep=8 --attention unfused --seq-len 4096 \\
         --global-batch 64 --micro-batch 1 --max-memory-error 0.05
       axonn-tune rehearse --script train_step.py --ranks 64 --machine perlmutter
+      axonn-tune rehearse --script train_step.py --ranks 8 -- --layers 32
     """
     from axonn_tune.cli.output import emit_as
     from axonn_tune.errors import InputError
@@ -88,7 +92,7 @@ def command(
             raise InputError(f"--{name} is of a layout; --script goes with --ranks and --machine")
         if ranks is None:
             raise InputError("rehearse: --script needs --ranks, the number of ranks of the job")
-        priced = rehearse_script(script, ranks, options["machine"])
+        priced = rehearse_script(script, ranks, options["machine"], arguments)
         limit = None if show_all else SHOWN_OPERATIONS
         emit_as(
             output_format,
@@ -97,6 +101,8 @@ def command(
             json=lambda: report.price_document(script, priced),
         )
         return
+    if arguments:
+        raise InputError(f"rehearse: '{arguments[0]}' is an argument of no --script")
     if gpus is None or model is None or grid is None or ranks is not None:
         raise InputError("rehearse: give --gpus, --model and --grid, or --script with --ranks")
     search, comparison = rehearse(model, gpus, grid, whole_step, **options)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from axonn_tune.cli.options import (
+    NumberRange,
     format_option,
     output_option,
     plot_option,
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
     "--html", type=click.Path(dir_okay=False), help="Write a page with all of it, too: one file."
 )
 @click.option(
+    "--max-error",
+    type=NumberRange(min=0),
+    help="Exit 1 if the mean error of all runs is above this, such as 0.2.",
+)
+@click.option(
     "--baseline",
     type=click.Path(dir_okay=False),
     metavar="TABLE",
@@ -51,6 +57,7 @@ def command(
     by: tuple[str, ...],
     plot: str | None,
     html: str | None,
+    max_error: float | None,
     baseline: str | None,
     quiet: bool,
     output_format: str,
@@ -67,15 +74,17 @@ def command(
       axonn-tune score runs.csv --by model --by micro_batch --plot score.png
       axonn-tune score runs.csv --format json --output score.json
       axonn-tune score runs.csv --by recompute --html score.html
+      axonn-tune score tonight.csv --machine dgx-h100 --max-error 0.15 --format json
       axonn-tune score tonight.csv --machine dgx-h100 --baseline yesterday.csv
     """
     from axonn_tune.cli.output import check_plot, emit_as, save_plot
     from axonn_tune.report import score as report
     from axonn_tune.scoring import score
+    from axonn_tune.validation.limits import at_most
 
     if baseline is not None:
-        ignored = {"by": by, "plot": plot, "html": html}
-        ignored |= {"output_format": output_format, "output": output}
+        ignored: dict[str, Any] = {"by": by, "plot": plot, "html": html}
+        ignored |= {"max_error": max_error, "output_format": output_format, "output": output}
         refuse(ignored, "does not go with --baseline, which prints one line")
         _watch(runs, baseline, machine, quiet)
         return
@@ -91,6 +100,11 @@ def command(
         json=lambda: report.score_document(scored, by),
         csv=lambda: report.score_records(scored),
     )
+    if max_error is not None:
+        check = at_most("mean error", scored.mean_error, max_error)
+        click.echo(check.text, err=True)
+        if not check.holds:
+            sys.exit(1)
 
 
 def _watch(runs: str, baseline: str, machine: str | None, quiet: bool) -> None:

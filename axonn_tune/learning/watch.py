@@ -36,6 +36,8 @@ class Drift:
         The same of the configurations whose steps have gained, and have lost, most time.
     error_fraction
         Predicted over measured time, minus one, mean of the runs.
+    slowest
+        Name of a run of the configuration whose steps have gained most time.
     culprit
         Name of the resource whose change alone explains those of the runs best; empty if the runs
         are alike, so that they do not tell, or have hardly changed.
@@ -48,6 +50,7 @@ class Drift:
     slowest_fraction: float
     fastest_fraction: float
     error_fraction: float
+    slowest: str
     culprit: str = ""
     culprit_fraction: float = 0.0
 
@@ -72,9 +75,10 @@ def drift(baseline: Sequence[Trial], now: Sequence[Trial]) -> Drift:
     changes = np.array([_log_change(baseline, trial, usual) for trial in now])
     errors = fmean(math.exp(-_log_error(trial)) - 1.0 for trial in now)
     keys = [_key(trial.prediction) for trial in now]
-    of_each = [median(changes[[other == key for other in keys]]) for key in set(keys)]
+    of_each = [median(changes[[other == key for other in keys]]) for key in keys]
     extremes = math.expm1(max(of_each)), math.expm1(min(of_each))
-    seen = Drift(len(now), math.expm1(changes.mean()), *extremes, errors)
+    slowest = now[of_each.index(max(of_each))].name
+    seen = Drift(len(now), math.expm1(changes.mean()), *extremes, errors, slowest)
     if not (seen.is_slower or seen.is_faster) or len(set(keys)) < 2:
         return seen
     name, factor = _explanation(now, changes)

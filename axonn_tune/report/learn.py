@@ -18,7 +18,16 @@ from axonn_tune.spec.learned import Learned, LearnedRun
 from axonn_tune.spec.machine import Machine
 
 _FACTOR_HEADERS = ("resource", "change %", "spread before %", "spread %")
-_PROPOSAL_HEADERS = ("try", "layout", "micro-batch", "recompute", "step s", "P(best) %", "gain %")
+_PROPOSAL_HEADERS = (
+    "try",
+    "layout",
+    "virtual",
+    "mbs",
+    "recompute",
+    "step s",
+    "P(best) %",
+    "gain %",
+)
 _RUN_HEADERS = ("run", "measured s", "before %", "after %", "")
 _TRACED_HEADERS = ("part of a traced step", *_RUN_HEADERS[1:])
 
@@ -114,7 +123,8 @@ def proposals_text(proposed: Proposals, commands: Sequence[str]) -> str:
     rows = [
         [
             number,
-            each.prediction.configuration.ordered_layout,
+            each.prediction.configuration.brief_layout,
+            each.prediction.configuration.n_virtual,
             each.prediction.configuration.micro_batch,
             each.prediction.configuration.recompute,
             f"{each.expected_seconds:.4g}",
@@ -158,6 +168,7 @@ def drift_line(drift: Drift) -> str:
     changes = []
     if drift.is_slower:
         changes.append(f"slower by up to {percent(drift.slowest_fraction)} %")
+        mean += f", most in {drift.slowest}"
     if drift.is_faster:
         changes.append(f"faster by up to {percent(-drift.fastest_fraction)} %")
     if not changes:

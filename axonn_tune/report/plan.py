@@ -8,7 +8,7 @@ from typing import Any
 
 from axonn_tune.report.memory import memory_lines, memory_text
 from axonn_tune.report.phrases import assumption_line, percent
-from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
+from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
 from axonn_tune.report.table import fitted_table, key_values
 from axonn_tune.report.trust import trust_lines
 from axonn_tune.studies.training_run import (
@@ -35,6 +35,7 @@ _HEADERS = (
     "GPU-hours",
     "MWh",
 )
+_DROPPABLE = ("MWh", "GPU-hours", "useful %", "MFU %")
 
 
 def training_text(runs: Sequence[TrainingRun]) -> str:
@@ -42,7 +43,7 @@ def training_text(runs: Sequence[TrainingRun]) -> str:
     plan = runs[-1]
     model = plan.scenario.model
     parts = [f"{model.name} on {plan.scenario.machine.gpu.name}: {_tokens_text(plan)}", ""]
-    parts += [fitted_table([_row(run) for run in runs], _HEADERS, ("MWh",)), ""]
+    parts += [fitted_table([_row(run) for run in runs], _HEADERS, _DROPPABLE), ""]
     parts += [key_values(_plan_pairs(plan)), ""]
     parts += [*memory_lines([plan.best]), *trust_lines(plan.search), assumption_line(plan.search)]
     return "\n".join(parts)
@@ -54,7 +55,7 @@ def _row(run: TrainingRun) -> list[Any]:
         run.scenario.job.n_gpus,
         run.scenario.n_nodes,
         run.scenario.job.global_batch,
-        run.best.layout,
+        run.best.configuration.brief_layout,
         f"{run.best.step_seconds:.3f}",
         percent(run.best.mfu),
         percent(run.useful_fraction),
@@ -189,10 +190,11 @@ def training_record(run: TrainingRun) -> dict[str, Any]:
 
 
 def training_flat_records(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
-    """Return one record for each GPU count, without its prediction, which is nested."""
+    """Return one record for each GPU count, with the columns of its prediction."""
     records = [training_record(run) for run in runs]
-    for flat in records:
+    for flat, run in zip(records, runs, strict=True):
         del flat["prediction"]
+        flat |= flat_record(run.best)
     return records
 
 

@@ -16,6 +16,11 @@ from axonn_tune.step.rehearsed import PricedRehearsal
 from axonn_tune.units import format_quantity, format_seconds, gib
 from axonn_tune.validation.rehearsed import SMALL_BYTES, Comparison, Line, MemoryLine
 
+# What is said of a script of which more than one step may have been recorded.
+WHOLE_SCRIPT = (
+    "The script defines no function step(), so that all of its steps and its initialisation count."
+)
+
 
 def comparison_text(search: Search, comparison: Comparison, most_memory_error: float) -> str:
     """Return the operations and the memory of a rehearsed step next to the planned ones.
@@ -188,11 +193,13 @@ def price_text(script: str, priced: PricedRehearsal, n_operations: int | None) -
             f"{script}: rank 0 of {rehearsal.n_ranks}, rehearsed in "
             f"{format_seconds(rehearsal.seconds, 3)}, priced on {machine.name} "
             f"({machine.gpu.name})",
-            f"step between {format_seconds(priced.hidden_step_seconds)}, with all communication "
+            f"{'step' if rehearsal.is_one_step else 'all steps'} between "
+            f"{format_seconds(priced.hidden_step_seconds)}, with all communication "
             f"hidden that can be, and {format_seconds(priced.exposed_step_seconds)}, with none",
             f"compute {format_seconds(priced.compute_seconds)}, host "
             f"{format_seconds(priced.host_seconds)}, communication "
             f"{format_seconds(priced.communication_seconds)}; {priced.flops * 1e-12:.4g} TFLOP",
+            *([] if rehearsal.is_one_step else [WHOLE_SCRIPT]),
             "",
             _priced_text(priced, n_operations),
             "",
@@ -276,6 +283,7 @@ def price_document(script: str, priced: PricedRehearsal) -> dict[str, Any]:
         "script": script,
         "machine": priced.machine.name,
         "n_ranks": rehearsal.n_ranks,
+        "is_one_step": rehearsal.is_one_step,
         "rehearsal_seconds": rehearsal.seconds,
         "hidden_step_seconds": priced.hidden_step_seconds,
         "exposed_step_seconds": priced.exposed_step_seconds,

@@ -69,7 +69,7 @@ def _columns(rows: Sequence[_Row]) -> list[Column[_Row]]:
         columns.append(("batch", lambda row: row[0].search.scenario.job.global_batch))
     return [
         *columns,
-        ("layout", _of(_layout_text, "none")),
+        ("layout", _of(lambda best: best.configuration.brief_layout, "none")),
         ("mbs", _of(lambda best: best.configuration.micro_batch)),
         ("recompute", _of(lambda best: best.configuration.recompute)),
         ("step s", _of(lambda best: f"{best.step_seconds:.3f}")),
@@ -81,11 +81,6 @@ def _columns(rows: Sequence[_Row]) -> list[Column[_Row]]:
         ("tokens/s", _of(tokens_per_second_text)),
         ("GiB", _of(memory_text)),
     ]
-
-
-def _layout_text(best: Prediction) -> str:
-    """Return the text of a layout, of which named axes of size 1 are left out."""
-    return best.configuration.ordered_layout if best.layout.is_grid else best.layout.brief
 
 
 def _of(cell: Callable[[Prediction], Any], otherwise: str = "-") -> Callable[[_Row], Any]:

@@ -14,6 +14,7 @@ from axonn_tune.reproduce.comparison import grouped, summary_of
 from axonn_tune.reproduce.score import JudgedRun, Score
 from axonn_tune.reproduce.steps import GroupError, TimedRun, group_errors
 from axonn_tune.spec.checks import require_choice
+from axonn_tune.units import gib
 
 _GROUP_HEADERS = (
     "runs of",
@@ -152,7 +153,8 @@ def score_records(score: Score) -> list[dict[str, Any]]:
 
 
 def _run_record(judged: JudgedRun, timed: TimedRun | None) -> dict[str, Any]:
-    """Return the record of a run, whose step may have been timed."""
+    """Return the record of a run, whose step may have been timed, and its memory measured."""
+    held = judged.run.published.get("memory_gib")
     return {
         "run": judged.run.subject,
         "group": judged.run.group,
@@ -161,6 +163,8 @@ def _run_record(judged: JudgedRun, timed: TimedRun | None) -> dict[str, Any]:
         "measured_seconds": None if timed is None else timed.measured_seconds,
         "predicted_seconds": judged.prediction.step_seconds,
         "error_fraction": None if timed is None else timed.error,
+        "measured_memory_gib": held,
+        "predicted_memory_gib": gib(judged.prediction.allocator_bytes),
     }
 
 

@@ -37,21 +37,27 @@ def what_if_text(search: Search, settings: Sequence[str], result: WhatIf) -> str
 
 
 def _conclusion(result: WhatIf) -> str:
-    change = result.after.step_seconds / result.before.step_seconds - 1.0
-    sentence = f"The best step takes {100 * change:+.1f} %; the layout "
-    if result.before.configuration == result.after.configuration:
-        return f"{sentence}stays."
-    if not result.kept.fits:
-        return f"{sentence}changes."
-    gain = 1.0 - result.after.step_seconds / result.kept.step_seconds
-    return f"{sentence}changes; of that the new layout brings {percent(gain)} %."
+    before, after, kept = result.before, result.after, result.kept
+    takes = f"The best step takes {_change(after, before)}"
+    if before.configuration == after.configuration:
+        return f"{takes}; the layout stays."
+    is_same = before.configuration.ordered_layout == after.configuration.ordered_layout
+    changes = f"{takes}; the {'configuration' if is_same else 'layout'} changes"
+    if not kept.fits:
+        return f"{changes}."
+    return f"{changes}, and with the old one it would take {_change(kept, before)}."
+
+
+def _change(prediction: Prediction, before: Prediction) -> str:
+    """Return by how much a step differs from the former best one."""
+    return f"{100 * (prediction.step_seconds / before.step_seconds - 1.0):+.1f} %"
 
 
 def _row(title: str, best: Prediction) -> list[Any]:
     memory = f"{gib(best.memory_bytes):.1f} of {gib(best.memory_capacity_bytes):.0f}"
     return [
         title,
-        best.configuration.ordered_layout,
+        best.configuration.brief_layout,
         best.configuration.micro_batch,
         best.configuration.recompute,
         f"{best.step_seconds:.3f}",
@@ -93,9 +99,9 @@ def _moved(base: Prediction, best: Prediction | None) -> tuple[str, str]:
     if abs(change) < 0.005:
         change = 0.0  # not -0.00
     configuration = best.configuration
-    is_grid = configuration.layout.is_grid
-    name = configuration.ordered_layout if is_grid else configuration.layout.brief
-    layout = f"{name}, mbs {configuration.micro_batch} {configuration.recompute}"
+    layout = (
+        f"{configuration.brief_layout}, mbs {configuration.micro_batch} {configuration.recompute}"
+    )
     return f"{change:+.2f}", "same" if configuration == base.configuration else layout
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from axonn_tune.reproduce.results import relative_error
 from axonn_tune.reproduce.runs import Run
@@ -66,6 +67,11 @@ class Score:
     timed: tuple[TimedRun, ...]
     memory: MemoryVerdicts
     judged: tuple[JudgedRun, ...] = ()
+
+    @property
+    def mean_error(self) -> float | None:
+        """Mean of the absolute errors of all timed steps; None if there are none."""
+        return fmean(abs(timed.error) for timed in self.timed) if self.timed else None
 
 
 def score_of(judged: Sequence[JudgedRun]) -> Score:

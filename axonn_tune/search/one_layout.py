@@ -132,7 +132,7 @@ def _row_of(ranking: Ranking, wanted: Placements) -> int | None:
     """Return the first row with the ranks' placement of a wanted layout and order; None if none."""
     ranked = ranking.table.placements
     is_layout = (ranked.sizes == wanted.sizes[:, :1]).all(axis=0)
-    is_split = wanted.sizes[:, 0] > 1
+    is_split = wanted.sizes[: len(wanted.strides), 0] > 1  # The folded axis has no stride.
     strides = ranked.strides[is_split, :, np.newaxis]
     is_alike = (strides == wanted.strides[is_split, np.newaxis]).all(axis=0).any(axis=1)
     rows = np.flatnonzero((is_layout & is_alike)[ranking.table.placement])

@@ -41,6 +41,11 @@ class Configuration:
         """The layout, and the rank order where it is not the paper's."""
         return f"{self.layout}" if self.order == PAPER_ORDER else f"{self.layout} {self.order}"
 
+    @property
+    def brief_layout(self) -> str:
+        """The layout for a table: that of a grid, or else without the axes of size 1."""
+        return self.ordered_layout if self.layout.is_grid else self.layout.brief
+
     def __str__(self) -> str:
         order = f" {self.order}" if self.layout.is_grid else ""
         virtual = f", {self.n_virtual} virtual stages" if self.n_virtual > 1 else ""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.resources import Resource, faster, resources, scaled
+from axonn_tune.spec.resources import Resource, compute_rate, faster, resources, scaled
 
 # The resource of `resources` that products and attention share, and that of memory-bound kernels.
 _COARSE = ("gpu.compute", "gpu.memory_bandwidth")
@@ -27,7 +27,7 @@ def learnable(machine: Machine) -> list[Resource]:
             "products",
             "sustained_fraction",
             lambda factor: _with_products(machine, factor),
-            machine.gemm.sustained_fraction,
+            compute_rate(machine),
         ),
         Resource(
             "fused attention",

@@ -106,7 +106,7 @@ Rehearsed: TypeAlias = Product | FusedAttention | OtherKernel | Message
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """One step of one rank.
+    """One step of one rank, or all that its script did.
 
     counts
         How often each operation was issued, in the order of the first issue.
@@ -118,6 +118,8 @@ class Rehearsal:
         Number of ranks of the job.
     seconds
         How long the rehearsal took.
+    is_one_step
+        Whether one step alone was recorded, and not a whole script with its initialisation.
     """
 
     counts: Mapping[Rehearsed, int]
@@ -125,3 +127,4 @@ class Rehearsal:
     held_bytes: Mapping[str, float]
     n_ranks: int
     seconds: float
+    is_one_step: bool = True

@@ -64,7 +64,7 @@ def resources(machine: Machine) -> list[Resource]:
             "gpu.compute",
             "peak_flops_per_s",
             lambda factor: _with_compute(machine, factor),
-            _compute_rate(machine),
+            compute_rate(machine),
         ),
         Resource(
             "GPU memory bandwidth",
@@ -134,7 +134,7 @@ def scaled(quantity: Quantity | None, factor: float) -> Quantity | None:
     return None if quantity is None else quantity.scaled(factor)
 
 
-def _compute_rate(machine: Machine) -> Quantity:
+def compute_rate(machine: Machine) -> Quantity:
     """Return the number that says how fast products are, as it is known.
 
     Where products were timed one by one, an assumed rate hardly matters, so that it counts as

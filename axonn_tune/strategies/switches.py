@@ -31,6 +31,8 @@ _OWNERS: Mapping[str, tuple[str, ...]] = {
     "hpz": ("zeropp",),
     "qgz": _QUANTISING,
 }
+# The switches that change nothing for a model without experts.
+_OF_EXPERTS = ("sends_once", "overlaps_experts", "split_experts")
 
 
 @dataclass(frozen=True)
@@ -112,3 +114,15 @@ def require_own(switches: Switches, strategies: Sequence[str]) -> None:
                 f"{name} is {getattr(switches, name)}, which strategy {' or '.join(strategies)} "
                 f"does not have; allowed with it: {', '.join(_OWNERS[name])}"
             )
+
+
+def require_without_experts(model: str, switches: Switches, expert_imbalance: float) -> None:
+    """Raise InputError if something is asked of experts, of which a model has none."""
+    asked: dict[str, float] = {name: True for name in _OF_EXPERTS if getattr(switches, name)}
+    if expert_imbalance != 1.0:
+        asked["expert_imbalance"] = expert_imbalance
+    for name, value in asked.items():
+        raise InputError(
+            f"{name} is {value}, and model {model} has no experts; allowed with it: a model with "
+            "experts"
+        )

@@ -22,13 +22,14 @@ def check_limits(
     """Check the limits that were given, as fractions; none holds where nothing ran."""
     checks = []
     if max_error is not None:
-        checks.append(_at_most("MAPE", agreement.mape if agreement else None, max_error))
+        checks.append(at_most("MAPE", agreement.mape if agreement else None, max_error))
     if max_regret is not None:
-        checks.append(_at_most("regret", agreement.regret if agreement else None, max_regret))
+        checks.append(at_most("regret", agreement.regret if agreement else None, max_regret))
     return checks
 
 
-def _at_most(name: str, value: float | None, limit: float) -> Check:
+def at_most(name: str, value: float | None, limit: float) -> Check:
+    """Check that a fraction is known and does not exceed its limit."""
     if value is None:
         return Check(name, False, f"FAILED  {name} is unknown; allowed: {100 * limit:g} %")
     holds = value <= limit

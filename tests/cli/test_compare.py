@@ -92,6 +92,14 @@ def test_strategies_without_a_layout_say_why(capsys):
     assert all(each["best"] is None and each["reason"] for each in document["strategies"])
 
 
+@pytest.mark.parametrize("command", [["compare"], ["suggest", "--strategy", "all"]])
+def test_a_comparison_in_which_nothing_has_a_layout_ends_as_a_search_does(capsys, command):
+    job = ["--gpus", "8", "--model", "80b", "--format", "csv"]
+    code, out, err = run_cli(capsys, *command, *job)
+    assert (code, out.strip()) == (2, "")
+    assert "nothing to compare has a layout" in err
+
+
 def test_some_strategies_are_compared_when_named(capsys):
     _, text, _ = run_cli(
         capsys, "compare", *JOB, "--strategies", "zero3, megatron", "--format", "json"
@@ -272,6 +280,7 @@ def test_a_layout_may_name_its_engine(capsys):
         ),
         (["--grid", "1x1x64x1", "--strategies", "zero3"], "not both"),
         (["--recompute", "full:0"], "recompute is 'full:0'; allowed: auto, none, selective, full"),
+        (["--memory-margin", "5"], "--memory-margin: '5'"),
         (["--memory-margin", "80GiB"], "--memory-margin 80GiB: allowed: less than the GPU's 40"),
     ],
 )

@@ -78,7 +78,7 @@ def folder(tmp_path, monkeypatch):
         (tmp_path / f"{name}.yaml").write_text(template("machine"))
     (tmp_path / "myengine.yaml").write_text("name: mine\ntitle: mine\nstrategies: [zero3]\n")
     columns = "model,gpus,layout,global_batch,engine,step_seconds"
-    for name, seconds in (("runs", 5.0), ("yesterday", 5.0), ("tonight", 5.1)):
+    for name, seconds in (("runs", 3.4), ("yesterday", 3.4), ("tonight", 3.45)):
         row = f'llama3-8b,64,"tensor=2,data=32",256,megatron-core,{seconds}'
         (tmp_path / f"{name}.csv").write_text(f"{columns}\n{row}\n")
     program = (ROOT / "docs" / "examples" / "train_step.py").read_text()

@@ -19,6 +19,9 @@ def test_a_plan_in_every_format(capsys):
     assert run["tokens"] == 100e9 and run["cost"] is None
     (row,) = csv.DictReader(io.StringIO(run_cli(capsys, *arguments, "--format", "csv")[1]))
     assert float(row["wall_seconds"]) == pytest.approx(run["wall_seconds"])
+    assert int(row["g_z"]) == run["prediction"]["grid"]["z"]
+    for column in ("step_seconds", "memory_bytes", "mfu"):  # The table has them, too.
+        assert float(row[column]) == pytest.approx(run["prediction"][column])
 
 
 def test_a_plan_finds_the_gpus_for_a_deadline_and_hints_at_tokens(capsys):

@@ -117,6 +117,16 @@ def test_why_not_names_the_order_that_was_asked_for_though_another_one_is_the_sa
     assert said[0].replace("dxyz", "xydz") == said[1]
 
 
+def test_why_not_finds_the_row_of_a_layout_with_experts(capsys):
+    job = ["suggest", "--gpus", "16", "--model", "mixtral-8x7b", "--machine", "dgx-h100"]
+    _, out, _ = run_cli(capsys, *job, "--format", "json", "--top-n", "999")
+    layouts = [result["grid"] for result in json.loads(out)["results"]]
+    place = next(i for i, layout in enumerate(layouts) if i and layout["expert"] > 1)
+    sizes = ",".join(f"{axis}={size}" for axis, size in layouts[place].items())
+    _, out, _ = run_cli(capsys, *job, "--why-not", sizes)
+    assert f"it ranks {place + 1} of {len(layouts)}" in out
+
+
 def test_why_not_says_what_is_missing_where_no_batch_fits(capsys):
     job = ["suggest", "--gpus", "12", "--model", "gemma3-27b", "--within", "5%"]
     code, out, _ = run_cli(capsys, *job, "--why-not", "1x2x2x3")
@@ -280,6 +290,16 @@ def test_tables_fit_a_hundred_characters(capsys, command):
 def test_lists_fit_a_hundred_characters(capsys, command):
     _, out, _ = run_cli(capsys, *command.split())
     assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    "command", [["plan", "--tokens", "1B"], ["whatif", "--set", "inter_node.bandwidth=2x"]]
+)
+def test_tables_of_layouts_with_many_axes_fit_a_hundred_characters(capsys, command):
+    job = ["--gpus", "16", "--model", "mixtral-8x7b", "--machine", "dgx-h100"]
+    _, out, _ = run_cli(capsys, *command, *job)
+    (dashes,) = (line for line in out.splitlines() if line.startswith("----"))
+    assert len(dashes) <= 100
 
 
 @pytest.mark.parametrize("strategy", ["axonn", "megatron", "zeropp"])

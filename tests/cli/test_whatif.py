@@ -34,6 +34,28 @@ def test_sensitivities_list_every_parameter(capsys, tmp_path):
     assert float(rows["gpu.compute"]["more_change_fraction"]) < -0.1
 
 
+@pytest.mark.parametrize(
+    ("setting", "changes"),
+    [("gpu.memory=2x", "layout"), ("inter_node.bandwidth=2x", "configuration")],
+)
+def test_what_changes_is_named_and_both_changes_are_of_the_former_step(capsys, setting, changes):
+    job = ["--gpus", "4096", "--model", "80b", "--set", setting]
+    _, as_json, _ = run_cli(capsys, "whatif", *job, "--format", "json")
+    before, after, kept = (
+        json.loads(as_json)["what_if"][which] for which in ("before", "after", "kept")
+    )
+    assert (before["grid"] == after["grid"]) == (changes == "configuration")
+    change, of_kept = (
+        f"{100 * (each['step_seconds'] / before['step_seconds'] - 1):+.1f} %"
+        for each in (after, kept)
+    )
+    _, out, _ = run_cli(capsys, "whatif", *job)
+    assert (
+        f"The best step takes {change}; the {changes} changes, and with the old one it would "
+        f"take {of_kept}." in out
+    )
+
+
 @pytest.mark.parametrize("setting", ["warp=2x", "gpu=tpu", "gpu.memory=-1", "slingshot.bandwidth"])
 def test_bad_settings_are_one_line(capsys, setting):
     culprit = setting.split("=")[0]

@@ -10,6 +10,7 @@ from axonn_tune.io.package_data import template
 from axonn_tune.io.presets import load_machine, load_model
 from axonn_tune.io.yaml_files import parse_yaml
 from axonn_tune.spec.blocks import Experts, LatentAttention
+from axonn_tune.spec.machine import Gpu
 from axonn_tune.spec.model import Model
 
 # What is filled in when a config is read, not by people.
@@ -33,6 +34,14 @@ def test_a_model_and_a_machine_from_templates_give_a_suggestion(capsys, tmp_path
     assert code == 0
     assert "my-model" in out and "my-cluster" in out
     assert load_machine(tmp_path / "machine.yaml").node_level == 1
+
+
+def test_the_template_of_a_machine_names_the_clock_in_training_and_changes_no_step(tmp_path):
+    """Nobody would look for it, and without it steps on GH200 come out too fast by a quarter."""
+    assert "  training_clock_fraction:" in template("machine")
+    (tmp_path / "machine.yaml").write_text(template("machine"))
+    stated = load_machine(tmp_path / "machine.yaml").gpu.training_clock_fraction
+    assert stated == next(f.default for f in fields(Gpu) if f.name == "training_clock_fraction")
 
 
 def test_the_template_of_a_model_states_the_defaults_and_names_every_key(tmp_path):

@@ -115,6 +115,16 @@ def test_the_host_is_as_uncertain_as_the_number_on_which_the_steps_rest():
     assert spreads["nanotron"] == spread_of(machine.kernels.issue_factor)
 
 
+def test_products_that_were_timed_are_as_certain_to_learn_as_to_search():
+    """Measured products stand beside an assumed rate, as in a profile into which logs were read."""
+    rate = replace(STATED.gemm.sustained_fraction, origin="assumed", spread_fraction=0.0)
+    machine = replace(STATED, gemm=replace(STATED.gemm, sustained_fraction=rate))
+    products = KEYS.index("products")
+    assert stated_spreads(machine, load_engine("megatron-core"))[products] == 0.05
+    untimed = replace(machine, gemm=replace(machine.gemm, points=()))
+    assert stated_spreads(untimed, load_engine("megatron-core"))[products] == 0.30
+
+
 def test_runs_as_predicted_change_no_number():
     learnt = learn(STATED, trials(STATED, LAYOUTS[:3]))
     assert [factor.factor for factor in learnt.learned.factors] == pytest.approx([1.0] * len(KEYS))

@@ -87,3 +87,10 @@ def test_a_slowdown_does_not_hide_behind_a_larger_gain(baseline):
     seen = drift(baseline, changed(baseline, (1.15, 0.8, 1.0, 1.0)))
     assert seen.is_slower and seen.is_faster
     assert "slower by up to 15.0 % or faster by up to 20.0 %" in drift_line(seen)
+
+
+@pytest.mark.parametrize("slowest", [0, 2])
+def test_the_run_that_became_slower_most_is_named(baseline, slowest):
+    factors = [1.3 if index == slowest else 1.1 for index in range(4)]
+    line = drift_line(drift(baseline, changed(baseline, factors)))
+    assert f", most in {baseline[slowest].name}; predicted" in line

@@ -184,6 +184,27 @@ def test_a_script_without_a_step_is_recorded_whole(tmp_path):
     assert rehearse_script(str(path), 16).counts[Product(4, 8, 8, "NN", "fp32")] == 1 + 2 + 3
 
 
+def test_tensors_of_the_whole_size_that_no_rank_holds_are_not_recorded(tmp_path):
+    """DTensor meets each operator for the first time here, since no other test has these sizes."""
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch\n"
+        "from torch.distributed.fsdp import fully_shard\n"
+        "model = torch.nn.Linear(8 * 97, 89, bias=False)\n"
+        "fully_shard(model)\n"
+        "optimizer = torch.optim.AdamW(model.parameters(), fused=True)\n"
+        "model(torch.randn(4, 8 * 97)).sum().backward()\n"
+        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
+        "optimizer.step()\n"
+    )
+    rehearsal = rehearse_script(str(path), 89)
+    (update,) = (o for o in rehearsal.counts if getattr(o, "name", "") == "_fused_adamw_")
+    part = 4 * 8 * 97
+    assert update.nbytes == pytest.approx(4 * part, rel=0.1)
+    assert rehearsal.counts[update] == 1
+    assert rehearsal.peak_bytes < 4 * 89 * part
+
+
 @pytest.mark.parametrize(
     ("program", "error", "said"),
     [

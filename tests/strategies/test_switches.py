@@ -60,21 +60,38 @@ def test_a_search_refuses_a_switch_of_other_strategies():
 
 
 @pytest.mark.parametrize(
-    ("switch", "owner"), [("sends_once", "megatron"), ("reduces_once", "zero3")]
+    ("switch", "value", "owner"),
+    [("schedule", "zb-h1", "megatron"), ("reduces_once", True, "zero3")],
 )
-def test_a_comparison_gives_a_switch_to_the_strategies_that_have_it(switch, owner):
+def test_a_comparison_gives_a_switch_to_the_strategies_that_have_it(switch, value, owner):
     def strategies_with(**options):
         bests = comparison("llama3-8b", 8, "dgx-h100", ["axonn", "megatron", "zero3"], **options)
         searched = [best.search.scenario.strategy for best in bests]
         return {strategy.name: strategy for strategy in searched}
 
-    usual, other = strategies_with(), strategies_with(**{switch: True})
+    usual, other = strategies_with(), strategies_with(**{switch: value})
     assert [name for name in usual if usual[name] != other[name]] == [owner]
 
 
 def test_a_comparison_refuses_a_switch_that_none_has():
     with pytest.raises(InputError, match="which strategy axonn or zero1 does not have"):
         comparison("llama3-8b", 8, strategies=["axonn", "zero1"], sends_once=True)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"sends_once": True}, "sends_once is True, and model llama3-8b has no experts"),
+        ({"overlaps_experts": True}, "overlaps_experts is True"),
+        ({"split_experts": True}, "split_experts is True"),
+        ({"expert_imbalance": 1.3}, "expert_imbalance is 1.3"),
+        ({"lora_dropout": True}, "lora_dropout is True, and no adapters are trained"),
+        ({"lora_targets": "attention"}, "allowed with it: lora_rank"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(option, said):
+    with pytest.raises(InputError, match=said):
+        build_search("llama3-8b", 8, "dgx-h100", strategy="megatron", **option)
 
 
 def test_a_page_of_all_strategies_gives_each_its_own_switches():

@@ -84,7 +84,9 @@ def read_logs(
             table = parse_table(text, path)
             known_columns.update(table.columns)
             if is_gemm_table(table):
-                for product in gemm_points(table.of_one_system(options.where)):
+                products = gemm_points(table.of_one_system(options.where))
+                warnings += _too_fast(products, machine, path)
+                for product in products:
                     product.check_possible()
                     seconds_of_gemm[replace(product, seconds=1.0)].append(product.seconds)
                 continue
@@ -103,6 +105,21 @@ def read_logs(
         if column not in known_columns:
             raise InputError(f"--where {column}={value}: no table has such a column")
     return ImportedPoints(_timed(seconds_of_link), _timed(seconds_of_gemm), tuple(warnings))
+
+
+def _too_fast(products: Sequence[GemmPoint], machine: Machine, path: str) -> list[str]:
+    """Return a warning for each number type whose products beat the peak of the machine's GPU."""
+    warnings = []
+    for dtype, peak in machine.gpu.peak_flops_per_s.items():
+        rates = [2.0 * p.m * p.n * p.k / p.seconds for p in products if p.dtype == dtype]
+        n_too_fast = sum(rate > peak.value for rate in rates)
+        if n_too_fast:
+            warnings.append(
+                f"{path}: {n_too_fast} of {len(rates)} products in {dtype} are faster than the "
+                f"peak of {machine.gpu.name}, the fastest {max(rates) / peak.value:.3g} times as "
+                "fast; check the unit of the times, and --machine"
+            )
+    return warnings
 
 
 @contextmanager

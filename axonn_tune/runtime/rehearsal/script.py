@@ -6,8 +6,9 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -27,11 +28,12 @@ from axonn_tune.spec.rehearsal import Rehearsal
 STEP = "step"
 
 
-def rehearse_script(path: str, n_ranks: int) -> Rehearsal:
+def rehearse_script(path: str, n_ranks: int, arguments: Sequence[str] = ()) -> Rehearsal:
     """Run a script as rank 0 of some ranks, and return what one training step does.
 
     The script runs as the main program, with fake tensors. If it defines a function `step`, this
     is called twice without arguments, and the second call is recorded; otherwise the whole run is.
+    The script itself finds `arguments` behind its name in ``sys.argv``.
 
     Raises
     ------
@@ -40,9 +42,9 @@ def rehearse_script(path: str, n_ranks: int) -> Rehearsal:
     """
     code = load_program(path)
     start = time.perf_counter()
-    with rehearsed(n_ranks) as tape, _environment(path, n_ranks):
+    with rehearsed(n_ranks) as tape, _environment(path, n_ranks, arguments):
         try:
-            _run(code, path, tape)
+            is_one_step = _run(code, path, tape)
         except (Exception, SystemExit) as error:
             if not (isinstance(error, SystemExit) and error.code in (None, 0)):
                 raise InputError(f"{path}{_line_of(error, path)}: {_said(error)}") from error
@@ -50,10 +52,11 @@ def rehearse_script(path: str, n_ranks: int) -> Rehearsal:
             raise InputError(
                 f"{path}: it launches no kernel; a script trains for one step, or defines {STEP}()"
             )
-        return recording(tape, n_ranks, start)
+        return replace(recording(tape, n_ranks, start), is_one_step=is_one_step)
 
 
-def _run(code: CodeType, path: str, tape: Tape) -> None:
+def _run(code: CodeType, path: str, tape: Tape) -> bool:
+    """Run a script, and return whether one step of it was recorded alone."""
     namespace: dict[str, Any] = {"__name__": "__main__", "__file__": path}
     tape.begin_step()
     exec(code, namespace)
@@ -62,10 +65,12 @@ def _run(code: CodeType, path: str, tape: Tape) -> None:
         step()
         tape.begin_step()
         step()
+        return True
+    return False
 
 
 @contextmanager
-def _environment(path: str, n_ranks: int) -> Iterator[None]:
+def _environment(path: str, n_ranks: int, arguments: Sequence[str]) -> Iterator[None]:
     """Let a script find what torchrun gives it; the process group is there already.
 
     What it prints goes to stderr, and torch.compile compiles nothing.
@@ -80,7 +85,7 @@ def _environment(path: str, n_ranks: int) -> Iterator[None]:
     }
     with (
         mock.patch.dict(os.environ, variables),
-        mock.patch.object(sys, "argv", [path]),
+        mock.patch.object(sys, "argv", [path, *arguments]),
         mock.patch.object(sys, "path", [str(Path(path).resolve().parent), *sys.path]),
         mock.patch.object(dist, "init_process_group", _nothing),
         mock.patch.object(dist, "destroy_process_group", _nothing),

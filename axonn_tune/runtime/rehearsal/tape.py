@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,7 +46,7 @@ class Tape(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.running = False
-        self._within_kernel = False
+        self._looks_away = False
         self.counts: Counter[Rehearsed] = Counter()
         self.memory = MemoryLog()
 
@@ -54,6 +55,15 @@ class Tape(TorchDispatchMode):
         self.counts.clear()
         self.memory.begin_step()
         self.running = True
+
+    @contextmanager
+    def looking_away(self) -> Iterator[None]:
+        """Note nothing of what is run meanwhile, neither operations nor memory."""
+        before, self._looks_away = self._looks_away, True
+        try:
+            yield
+        finally:
+            self._looks_away = before
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -67,7 +77,7 @@ class Tape(TorchDispatchMode):
         if func is _SCALAR and isinstance(args[0], FakeTensor):
             return _stand_in(args[0])
         result = _run(func, types, args, kwargs)
-        if self._within_kernel:
+        if self._looks_away:
             return result
         for tensor in tensors_in(result):
             self.memory.note(tensor)
@@ -81,11 +91,8 @@ class Tape(TorchDispatchMode):
 
     def run_as_one(self, name: str, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """Run a function that is one kernel on a GPU, so that its parts leave nothing in memory."""
-        self._within_kernel = True
-        try:
+        with self.looking_away():
             result = function(*args)
-        finally:
-            self._within_kernel = False
         for tensor in tensors_in(result):
             self.memory.note(tensor)
         if self.running:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
@@ -27,6 +28,13 @@ from axonn_tune.runtime.rehearsal.memory import MemoryLog
 from axonn_tune.runtime.rehearsal.norm import norm_of_gpus
 from axonn_tune.runtime.rehearsal.tape import Tape
 from axonn_tune.spec.rehearsal import GRADIENTS, OPTIMIZER_STATES, WEIGHTS
+
+# How DTensor finds out the sizes of a result. Older versions of torch have only the second.
+_PROPAGATE = next(
+    name
+    for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta")
+    if hasattr(ShardingPropagator, name)
+)
 
 
 @contextmanager
@@ -52,6 +60,7 @@ def rehearsed(n_ranks: int) -> Iterator[Tape]:
             stack.enter_context(_seen_resizes(tape.memory))
             stack.enter_context(_seen_optimizers(tape.memory))
             stack.enter_context(_answered_reductions())
+            stack.enter_context(_unseen_propagation(tape))
             stack.enter_context(tape)
             yield tape
     except AxonnTuneError:
@@ -110,6 +119,22 @@ def _answered_reductions() -> Iterator[None]:
         return prepare(module, *inputs, **named)
 
     with mock.patch.object(DistributedDataParallel, "_pre_forward", prepared):
+        yield
+
+
+@contextmanager
+def _unseen_propagation(tape: Tape) -> Iterator[None]:
+    """Let the tape not see how DTensor finds out the sizes of a result.
+
+    DTensor runs each operator once on fake tensors of the whole size, which no rank holds.
+    """
+    propagate = getattr(ShardingPropagator, _PROPAGATE)
+
+    def propagated(propagator: ShardingPropagator, schema: Any) -> Any:
+        with tape.looking_away():
+            return propagate(propagator, schema)
+
+    with mock.patch.object(ShardingPropagator, _PROPAGATE, propagated):
         yield
 
 

@@ -20,6 +20,14 @@ def test_products_from_a_table(read_files):
     assert [point.seconds for point in points] == pytest.approx([1e-5, 5.5e-4])
 
 
+def test_products_that_beat_the_peak_are_warned_of(read):
+    """A column in milliseconds that was named us is a thousand times too fast."""
+    imported = read("m,n,k,us\n4096,4096,4096,0.6\n8192,8192,8192,5000\n")
+    (warning,) = imported.warnings
+    assert "1 of 2 products in bf16 are faster than the peak" in warning
+    assert len(imported.gemm_points) == 2
+
+
 def test_rates_become_seconds(read):
     (point,) = read("m,n,k,tflops\n1000,1000,1000,200\n").gemm_points
     assert (point.mode, point.dtype, point.seconds) == ("NN", "bf16", pytest.approx(1e-5))
