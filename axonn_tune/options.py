@@ -3,26 +3,15 @@
 A declaration gives the name, the type, the help text and the default. The parameter of the Python
 functions (`with_options`) with its documentation, and the option of the command line
 (`cli.options`), are made from it. The key under which JSON reports an assumption is the option's
-name.
+name. Annotations are not put off in this module, which reads them.
 """
-
-from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ParamSpec,
-    TypeAlias,
-    TypedDict,
-    TypeVar,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from axonn_tune.errors import InputError, choices_hint
 from axonn_tune.spec.calibration import PARTS
@@ -570,18 +559,12 @@ def declared(
     declarations = {
         name: (hint.__origin__, hint.__metadata__[0])
         for group in groups
-        for name, hint in _hints(group).items()
+        for name, hint in group.__annotations__.items()
         if name not in without
     }
     for name, option in (changed or {}).items():
         declarations[name] = (declarations[name][0], option)
     return declarations
-
-
-@cache
-def _hints(group: type) -> dict[str, Any]:
-    """Return the type and declaration of each option of a group, the inherited ones first."""
-    return get_type_hints(group, include_extras=True)
 
 
 SEARCH = declared(SubjectOptions, SearchOptions)
