@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from axonn_tune.spec.measurement import NORMAL_FROM_MEDIAN
+from axonn_tune.spec.normal import NORMAL_FROM_MEDIAN
 from axonn_tune.spec.plan import Array, Size
 
 
