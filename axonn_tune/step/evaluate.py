@@ -32,7 +32,7 @@ from axonn_tune.spec.candidates import CandidateTable, Ints
 from axonn_tune.spec.machine import KernelRates, Machine
 from axonn_tune.spec.plan import Array, Collective, Gemm, HostCopy, Part, Size, Transfer
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.step.schedules import KernelTimes, Schedules
+from axonn_tune.step.schedules import KernelTimes, Schedules, names_of
 
 CHUNK_ROWS = 16384
 T = TypeVar("T")
@@ -203,10 +203,10 @@ def _kernel_seconds(kernels: KernelTimes, part: Part) -> Size:
     seconds: Size = 0.0
     shapes = kernels.schedules.shape_of
     rows = np.arange(shapes.size)
-    for i, phase in enumerate(part.phases):
-        indices = [(i, j) for j, op in enumerate(phase.operations) if not isinstance(op, Transfer)]
-        if indices:
-            seconds += phase.repeats * kernels.in_a_row(part, tuple(indices), rows, shapes)
+    for phase in part.phases:
+        issued = [op for op in phase.operations if not isinstance(op, Transfer)]
+        if issued:
+            seconds += phase.repeats * kernels.in_a_row(issued, rows, shapes)
     return seconds
 
 
@@ -220,6 +220,7 @@ class _PlayedChunk:
         self._shapes = self._schedules.shape_of[self._rows]
         candidates = evaluators[0].candidates.take(chunk)
         self._plan = self._schedules.plan.of(candidates, self._rows)
+        self._kernel_seconds: dict[tuple[str, ...], Array] = {}
         self._kernel_times = [evaluator.kernels for evaluator in evaluators]
         self._collectives = _collectives(evaluators, candidates, self._rows)
         slowdowns = [_slowdowns(evaluator.scenario.machine) for evaluator in evaluators]
@@ -250,7 +251,7 @@ class _PlayedChunk:
         played = play(
             program,
             (least.size,),
-            lambda indices: self._kernels(part, indices).ravel(),
+            partial(self._kernels, part),
             lambda index: self._message(part, index).ravel(),
             self._interference,
             least.ravel(),
@@ -266,11 +267,18 @@ class _PlayedChunk:
         return [Played(*on_machine) for on_machine in zip(seconds, exposed, strict=True)]
 
     def _kernels(self, part: Part, indices: tuple[OpIndex, ...]) -> Array:
-        """Return the time of kernels that run back to back, shape (M, chunk)."""
-        return _on_machines(
-            self._kernel_times,
-            lambda kernels: kernels.in_a_row(part, indices, self._rows, self._shapes),
-        )
+        """Return the time of kernels that run back to back, shape (M * chunk,).
+
+        Phases repeat what others issue, so that the kernels may be known by their names.
+        """
+        operations = [part.phases[i].operations[j] for i, j in indices]
+        issued = [op for op in operations if not isinstance(op, Transfer)]
+        key = names_of(issued)
+        if key not in self._kernel_seconds:
+            self._kernel_seconds[key] = _on_machines(
+                self._kernel_times, lambda times: times.in_a_row(issued, self._rows, self._shapes)
+            ).ravel()
+        return self._kernel_seconds[key]
 
     def _message(self, part: Part, index: OpIndex) -> Array:
         """Return the time of a collective or of a copy of a part, shape (M, chunk)."""
