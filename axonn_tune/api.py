@@ -28,6 +28,7 @@ from axonn_tune.searching import (
     build_search,
     is_special,
     loaded,
+    machine_of,
     names_of_all_strategies,
     options_of_each,
     usual_strategy,
@@ -149,6 +150,8 @@ def comparison(
 
     if grids and strategies:
         raise InputError("give either --grid with its strategy, or --strategies, not both")
+    # All searches share what is read once.
+    model, machine = loaded(model), machine_of(machine)
     best: list[Best] = []
     for values in _varied(vary):
         changed = _changed(options, **values)
@@ -163,7 +166,7 @@ def comparison(
             ]
 
         if grids:
-            usual = _usual_contender(loaded(model), changed.get("engine"))
+            usual = _usual_contender(model, changed.get("engine"))
             named = [named_layout(text, usual) for text in grids]
             searches = searches_of([contender for contender, _ in named])
             layouts = [layout for _, layout in named]
@@ -171,7 +174,7 @@ def comparison(
         else:
             names = strategies or names_of_all_strategies(model, **options)
             contenders = contenders_of(names, changed.get("engine"), is_named=bool(strategies))
-            contenders = able_of(loaded(model), contenders, is_special(changed)) or contenders
+            contenders = able_of(model, contenders, is_special(changed)) or contenders
             best += compare_searches(searches_of(contenders), each)
     return best
 
@@ -315,7 +318,7 @@ def scaling_searches(
     InputError
         There are not as many models as numbers of GPUs, or the batch is given twice.
     """
-    models = [model] * len(gpus) if isinstance(model, str | Path | Model) else list(model)
+    models = [loaded(model)] * len(gpus) if isinstance(model, str | Path | Model) else list(model)
     if len(models) != len(gpus):
         counts = ", ".join(map(str, gpus))
         raise InputError(
@@ -324,6 +327,7 @@ def scaling_searches(
     global_batch = options.get("global_batch") or options.get("global_batch_tokens")
     if batch_per_gpu is not None and global_batch is not None:
         raise InputError("give either --batch-per-gpu or a global batch, not both")
+    machine = machine_of(machine)
     searches = []
     for count, name in zip(gpus, models, strict=True):
         if batch_per_gpu is not None:

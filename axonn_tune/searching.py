@@ -73,8 +73,7 @@ def build_search(
     given: dict[str, Any] = {**defaults(SEARCH), **options}
     require_count("job", "n_gpus", gpus)
     loaded_model = loaded(model)
-    machine = DEFAULT_MACHINE if machine is None else machine
-    loaded_machine = machine if isinstance(machine, Machine) else load_machine(machine)
+    loaded_machine = machine_of(machine)
     seq_len = loaded_model.seq_len if given["seq_len"] is None else given["seq_len"]
     require_count("job", "seq_len", seq_len)
     strategy = _strategy(given, loaded_model)
@@ -216,6 +215,13 @@ def _recomputes(recompute: str, job: Job) -> tuple[str, ...]:
 def loaded(model: ModelLike) -> Model:
     """Return a model that may be given by its name or its file."""
     return model if isinstance(model, Model) else load_model(model)
+
+
+def machine_of(machine: MachineLike | None) -> Machine:
+    """Return a machine that may be given by its name or its file; the usual one for None."""
+    if isinstance(machine, Machine):
+        return machine
+    return load_machine(DEFAULT_MACHINE if machine is None else machine)
 
 
 def is_special(given: Mapping[str, Any]) -> bool:
