@@ -10,7 +10,6 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,13 +22,11 @@ from axonn_tune.spec.recomputation import n_recomputed_layers
 from axonn_tune.strategies.adapters import AdapterPasses
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Communication, Weight
+from axonn_tune.strategies.experts import ExpertShapes, Mixture
 from axonn_tune.strategies.modules import norms_again
 from axonn_tune.strategies.moved import moved_bytes
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, MASK_BYTES, Shapes, kernel_of
-
-if TYPE_CHECKING:
-    from axonn_tune.strategies.experts import Mixture
 
 _EMBEDDING = Weight(FORWARD, "embedding")
 # Activations that move to the host's memory, and back.
@@ -68,9 +65,6 @@ class Transformer:
         experts = self._model.experts
         if experts is None:
             return None
-        # Dense models do not need this import, which takes 1 ms.
-        from axonn_tune.strategies.experts import ExpertShapes, Mixture
-
         return Mixture(ExpertShapes(self.shapes, experts), self.communication, self.casts)
 
     @cached_property
