@@ -6,7 +6,6 @@ Every function takes the options of `options.SearchOptions` by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -161,7 +160,7 @@ def comparison(
         ) -> list[Search]:
             own = options_of_each([contender.strategy for contender in contenders], given)
             return [
-                build_search(model, gpus, machine, **own[contender.strategy] | asdict(contender))
+                build_search(model, gpus, machine, **own[contender.strategy] | contender._asdict())
                 for contender in contenders
             ]
 

@@ -11,11 +11,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from itertools import takewhile
 from types import NoneType, UnionType
-from typing import Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from axonn_tune.errors import InputError, choices_hint
 from axonn_tune.spec.checks import LARGEST_BYTES, LARGEST_COUNT
@@ -31,8 +41,7 @@ MOST_PROBLEMS = 1000  # after which no more are looked for
 _FAILED = object()
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """A problem of the data and the path of its key; the text names the key, too."""
 
     path: KeyPath

@@ -8,7 +8,7 @@ model leaves out differ from one candidate to the next (see `step.spread`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ N_ROWS = 32
 N_DRAWS = 4096
 
 
-@dataclass(frozen=True, eq=False)
-class Uncertainty:
+class Uncertainty(NamedTuple):
     """The uncertainty of the times of the fastest rows, arrays of shape (R,).
 
     rows

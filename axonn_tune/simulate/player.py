@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -33,8 +33,7 @@ REPEAT_TOLERANCE = 1e-13
 COMMON_REPEATS = 6
 
 
-@dataclass(frozen=True, eq=False)
-class Played:
+class Played(NamedTuple):
     """The time of a program, and of the compute stream's standstills in it, shape (C,)."""
 
     seconds: Array
@@ -165,8 +164,7 @@ class _State:
             end[rows] = other.ended[name]
 
 
-@dataclass(frozen=True)
-class _Playable:
+class _Playable(NamedTuple):
     """A phase with the duration of each of its instructions, shape (C,)."""
 
     phase: PhaseProgram

@@ -6,8 +6,7 @@ Micro-steps run one after another, or micro-batches pass through a pipeline.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,8 +22,7 @@ PlayPart: TypeAlias = Callable[[Part], Played]
 PriceCollective: TypeAlias = Callable[[Collective], Array]
 
 
-@dataclass(frozen=True, eq=False)
-class PlayedStep:
+class PlayedStep(NamedTuple):
     """The played parts of a step, arrays of shape (C,).
 
     seconds, exposed_seconds
