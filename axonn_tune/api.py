@@ -6,7 +6,6 @@ Every function takes the options of `options.SearchOptions` by name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -28,6 +27,7 @@ from axonn_tune.searching import (
     build_search,
     is_special,
     loaded,
+    loaded_machine,
     names_of_all_strategies,
     options_of_each,
     usual_strategy,
@@ -150,23 +150,25 @@ def comparison(
     if grids and strategies:
         raise InputError("give either --grid with its strategy, or --strategies, not both")
     engine = options.get("engine")
+    # All searches share what is read once.
+    model, machine = loaded(model), loaded_machine(machine)
     layouts: list[str] = []
     if grids:
-        usual = _usual_contender(loaded(model), engine)
+        usual = _usual_contender(model, engine)
         named = [named_layout(text, usual) for text in grids]
         contenders = [contender for contender, _ in named]
         layouts = [layout for _, layout in named]
     else:
         names = strategies or names_of_all_strategies(model, **options)
         contenders = contenders_of(names, engine, is_named=bool(strategies))
-        contenders = able_of(loaded(model), contenders, is_special(options)) or contenders
+        contenders = able_of(model, contenders, is_special(options)) or contenders
     best: list[Best] = []
     for values in _varied(vary):
         own = options_of_each(
             [contender.strategy for contender in contenders], {**options, **values}
         )
         searches = [
-            build_search(model, gpus, machine, **own[contender.strategy] | asdict(contender))
+            build_search(model, gpus, machine, **own[contender.strategy] | contender._asdict())
             for contender in contenders
         ]
         if layouts:
@@ -315,7 +317,7 @@ def scaling_searches(
     InputError
         There are not as many models as numbers of GPUs, or the batch is given twice.
     """
-    models = [model] * len(gpus) if isinstance(model, str | Path | Model) else list(model)
+    models = [loaded(model)] * len(gpus) if isinstance(model, str | Path | Model) else list(model)
     if len(models) != len(gpus):
         counts = ", ".join(map(str, gpus))
         raise InputError(
@@ -324,6 +326,7 @@ def scaling_searches(
     global_batch = options.get("global_batch") or options.get("global_batch_tokens")
     if batch_per_gpu is not None and global_batch is not None:
         raise InputError("give either --batch-per-gpu or a global batch, not both")
+    machine = loaded_machine(machine)
     searches = []
     for count, name in zip(gpus, models, strict=True):
         if batch_per_gpu is not None:

@@ -6,7 +6,7 @@ Not every strategy says where the parts of every model lie.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import list_engines, load_engine
@@ -25,8 +25,7 @@ NOT_ASKED_FOR = (
 )
 
 
-@dataclass(frozen=True)
-class Contender:
+class Contender(NamedTuple):
     """A strategy, and the engine that carries it out; None for the usual one."""
 
     strategy: str

@@ -13,8 +13,9 @@ from axonn_tune.learning.fit import fitted
 from axonn_tune.learning.learn import LEAST_GAIN, Trial, _linearised, learn, stated_spreads
 from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders
+from axonn_tune.spec.normal import NORMAL_90
 from axonn_tune.step.predict import candidate_table
-from axonn_tune.step.spread import MODEL_ERROR, NORMAL_90, deviations, spread, student_95
+from axonn_tune.step.spread import MODEL_ERROR, deviations, spread, student_95
 
 # Held-out runs of which an interval is made in each draw, at most.
 N_INTERVALS = 24

@@ -293,6 +293,29 @@ def test_suggest_loads_neither_torch_nor_pandas_nor_scipy(output_format):
     assert "numpy" in loaded
 
 
+GRID = ["--grid", "2x2x2x1"]
+# What a command loads for some options only, or only for other strategies.
+LEFT_OUT = {
+    "suggest": {
+        "json",
+        "statistics",
+        "axonn_tune.simulate.pipeline",
+        "axonn_tune.search.one_layout",
+    },
+    "explain": {"json", "hashlib", "axonn_tune.io.kineto", "axonn_tune.report.traced"},
+}
+
+
+@pytest.mark.parametrize(("command", "words"), [("suggest", []), ("explain", GRID)])
+def test_a_command_loads_only_what_it_needs(command, words):
+    words = [command, "--gpus", "8", "--model", "tiny", "--strategy", "axonn", *words]
+    loaded = run_python(
+        "import sys; from axonn_tune.cli.main import main;"
+        f"main({words}); print('LOADED', *sys.modules)"
+    ).split("LOADED")[1]
+    assert not LEFT_OUT[command] & set(loaded.split())
+
+
 def test_version_loads_no_numpy_and_is_in_one_place():
     printed = run_python(
         "import sys; from axonn_tune.cli.main import main; main(['--version']);"

@@ -10,7 +10,7 @@ from statistics import NormalDist, median
 from typing import Any
 
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.measurement import NORMAL_FROM_MEDIAN
+from axonn_tune.spec.normal import NORMAL_FROM_MEDIAN
 from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
 from axonn_tune.spec.provenance import quantities
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +15,9 @@ from axonn_tune.cli.options import (
     plot_option,
 )
 from axonn_tune.cli.output import SHOWN_OPERATIONS
+
+if TYPE_CHECKING:
+    from axonn_tune.step.traced import MeasuredLine
 
 
 @click.command("explain")
@@ -59,32 +63,43 @@ def command(
       axonn-tune explain --gpus 8 --model llama3-8b --grid 1x1x8x1 --measured trace.json
     """
     from axonn_tune.cli.output import check_plot, emit_as, save_plot
-    from axonn_tune.io.kineto import load_trace
     from axonn_tune.report import explain as report
-    from axonn_tune.report.traced import traced_records, traced_text
     from axonn_tune.search.one_layout import best_of_layout
     from axonn_tune.searching import build_search
     from axonn_tune.step.explain import explain
-    from axonn_tune.step.traced import beside_trace
 
     check_plot(plot)
-    trace = None if measured is None else load_trace(measured)
+    trace = None
+    if measured is not None:
+        from axonn_tune.io.kineto import load_trace
+
+        trace = load_trace(measured)
     search = build_search(**options)
     prediction = best_of_layout(search, grid)
     search = search.on_batches([prediction.scenario.job.global_batch])
     explanation = explain(prediction)
     n_operations = None if show_all else SHOWN_OPERATIONS
     save_plot(plot, lambda: report.explanation_figure(explanation))
-    lines = () if trace is None else beside_trace(explanation, trace)
+    lines: Sequence[MeasuredLine] = ()
+    if trace is not None:
+        from axonn_tune.step.traced import beside_trace
+
+        lines = beside_trace(explanation, trace)
 
     def text() -> str:
         explained = report.explanation_text(search, explanation, n_operations)
         if trace is None:
             return explained
+        from axonn_tune.report.traced import traced_text
+
         return f"{explained}\n\n{traced_text(lines, str(measured), trace.n_steps, n_operations)}"
 
     def document() -> dict[str, Any]:
         explained = report.explanation_document(search, explanation)
-        return explained if trace is None else {**explained, "measured": traced_records(lines)}
+        if trace is None:
+            return explained
+        from axonn_tune.report.traced import traced_records
+
+        return {**explained, "measured": traced_records(lines)}
 
     emit_as(output_format, output, table=text, json=document)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -123,6 +122,8 @@ def save_plot(path: str | None, draw: Callable[[], Any]) -> None:
 
 def as_json(document: Any, compact: bool = False) -> str:
     """Return JSON without NaN, indented for people or compact."""
+    import json
+
     layout: dict[str, Any] = {"separators": (",", ":")} if compact else {"indent": 2}
     return json.dumps(document, allow_nan=False, **layout)
 

@@ -101,10 +101,21 @@ def command(
 
 def page_searches(strategy: str, **options: Any) -> list[Search]:
     """Return the search of a strategy, or of each strategy for the name ``all``."""
-    from axonn_tune.searching import build_search, names_of_all_strategies, options_of_each
+    from axonn_tune.searching import (
+        build_search,
+        loaded,
+        loaded_machine,
+        names_of_all_strategies,
+        options_of_each,
+    )
 
     own = {strategy: options}
     if strategy == "all":
+        # All searches share what is read once.
+        options |= {
+            "model": loaded(options["model"]),
+            "machine": loaded_machine(options["machine"]),
+        }
         own = options_of_each(names_of_all_strategies(**options), options)
     return [
         build_search(strategy=name, **of_strategy | {"include_oom": True})

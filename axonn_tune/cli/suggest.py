@@ -75,7 +75,6 @@ def command(
     from axonn_tune.cli.output import check_plot, emit, emit_as, save_plot, with_machine_remark
     from axonn_tune.report import suggest as report
     from axonn_tune.report.records import flat_record
-    from axonn_tune.search.one_layout import why_not as reason_of
     from axonn_tune.search.rank import rank_best
     from axonn_tune.searching import build_search
 
@@ -101,6 +100,8 @@ def command(
         return
     search = build_search(**options)
     if why_not is not None:
+        from axonn_tune.search.one_layout import why_not as reason_of
+
         refuse({"output_format": output_format}, "is of a ranking; --why-not answers in words")
         emit(reason_of(search, why_not), output)
         return

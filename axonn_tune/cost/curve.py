@@ -9,16 +9,15 @@ far behind: beyond the points a line keeps its slope, and a surface stays level.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from axonn_tune.spec.measurement import NORMAL_FROM_MEDIAN
+from axonn_tune.spec.normal import NORMAL_FROM_MEDIAN
 from axonn_tune.spec.plan import Array, Size
 
 
-@dataclass(frozen=True, eq=False)
-class Curve:
+class Curve(NamedTuple):
     """Straight lines between the sizes that were measured, shape (points,).
 
     A latency and a bandwidth make a straight line, so that between points of one regime this

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,8 +28,7 @@ MODE_DISTANCE = 0.5
 CURVE_ERROR = 0.10
 
 
-@dataclass(frozen=True)
-class EfficiencyCurve:
+class EfficiencyCurve(NamedTuple):
     """The speed at which a GPU forms products of one number format, by the sizes alone.
 
     A product of m x n is cut into tiles; the multiprocessors work on one tile each, in

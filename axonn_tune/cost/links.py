@@ -22,6 +22,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
 from math import gcd
+from typing import NamedTuple
 
 import numpy as np
 
@@ -332,8 +333,7 @@ def axis_links(
     return AxisLinks(ways.level, kinds, _occupied_s_per_byte(machine, ways, kinds))
 
 
-@dataclass(frozen=True, eq=False)
-class _Ways:
+class _Ways(NamedTuple):
     """The paths of rings and trees through the levels of a machine, arrays of shape (P,).
 
     size

@@ -8,7 +8,6 @@ that a failure leaves the old file as it was.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import re
 import stat
@@ -100,6 +99,9 @@ def digest(path: FileName) -> str:
     FileError
         The file is missing or cannot be read.
     """
+    # Few commands need this import, which takes 2 ms.
+    import hashlib
+
     hashed = hashlib.sha256()
     try:
         with open(path, "rb") as file:

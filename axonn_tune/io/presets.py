@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from axonn_tune.errors import FileError, InputError, choices_hint
 from axonn_tune.io.files import FileName, read_text
@@ -33,8 +33,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 _SUFFIXES = (".yaml", ".yml")
 
 
-@dataclass(frozen=True)
-class _PresetKind:
+class _PresetKind(NamedTuple):
     """A kind of file to find: its noun, its folder, and a key that only its files have."""
 
     noun: str

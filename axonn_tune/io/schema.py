@@ -10,12 +10,22 @@ header of names and then one line of comma-separated values for each point.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from itertools import takewhile
 from types import NoneType, UnionType
-from typing import Any, TypeAlias, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from axonn_tune.errors import InputError, choices_hint
 from axonn_tune.spec.checks import LARGEST_BYTES, LARGEST_COUNT
@@ -31,8 +41,7 @@ MOST_PROBLEMS = 1000  # after which no more are looked for
 _FAILED = object()
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """A problem of the data and the path of its key; the text names the key, too."""
 
     path: KeyPath
@@ -120,20 +129,21 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _record(cls: type, name: str) -> Reader:
-    hints = _hints(cls)
-    readers: dict[object, Reader] = {}
-    names: dict[object, str] = {}
-    required = []
-    for item in fields(cls):
-        unit_name = name if cls is Quantity and item.name == "value" else item.name
-        key = _file_key(cls, item.name)
-        names[key] = item.name
-        readers[key] = _reader(hints[item.name], unit_name)
-        if item.default is MISSING and item.default_factory is MISSING:
-            required.append(key)
-    expected = "keys " + ", ".join(required or [str(key) for key in readers])
+    names: dict[object, str] = {_file_key(cls, item.name): item.name for item in fields(cls)}
+    required = [
+        _file_key(cls, item.name)
+        for item in fields(cls)
+        if item.default is MISSING and item.default_factory is MISSING
+    ]
+    expected = "keys " + ", ".join(required or [str(key) for key in names])
     if cls is Quantity:
         expected = f"{{value: ..., origin: {' | '.join(ORIGINS)}, source: ...}}"
+
+    @cache
+    def reader_of(field: str) -> Reader:
+        """Return the reader of a field; most files hold few of those that they may hold."""
+        unit_name = name if cls is Quantity and field == "value" else field
+        return _reader(_hints(cls)[field], unit_name)
 
     def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
         if not isinstance(value, dict):
@@ -141,15 +151,15 @@ def _record(cls: type, name: str) -> Reader:
         n_before = len(problems)
         arguments = {}
         for key, item in value.items():
-            reader = readers.get(key)
-            if reader is None:
+            field = names.get(key)
+            if field is None:
                 unknown = (*path, str(key))
                 # Nobody reads the hint of the millionth problem, which would take its time.
                 is_shown = len(problems) < SHOWN_PROBLEMS
-                hint = choices_hint(str(key), [str(known) for known in readers]) if is_shown else ""
+                hint = choices_hint(str(key), [str(known) for known in names]) if is_shown else ""
                 problems.append(Problem(unknown, f"{dotted(unknown)}: unknown key{hint}"))
             else:
-                arguments[names[key]] = reader(item, (*path, key), problems)
+                arguments[field] = reader_of(field)(item, (*path, key), problems)
         missing = [dotted((*path, key)) for key in required if key not in value]
         if missing:
             problems.append(Problem(path, f"{', '.join(missing)}: missing"))
@@ -161,7 +171,7 @@ def _record(cls: type, name: str) -> Reader:
                 instance.check_possible()
             return instance
         except InputError as error:
-            problems.append(_failed_check(str(error), path, readers))
+            problems.append(_failed_check(str(error), path, names))
             return _FAILED
 
     return read
@@ -182,7 +192,7 @@ def _layout(value: object, path: KeyPath, problems: list[Problem]) -> Any:
     return _FAILED if len(problems) > n_before else Layout(sizes)
 
 
-def _failed_check(message: str, path: KeyPath, known: Mapping[object, Reader]) -> Problem:
+def _failed_check(message: str, path: KeyPath, known: Container[object]) -> Problem:
     """Turn the message of a dataclass, ``owner: field is ...``, into a problem of its key."""
     field_path, _, rest = message.partition(": ")[2].partition(" ")
     keys = field_path.split(".")
@@ -233,11 +243,11 @@ def _bearable(entries: Iterable[T], problems: list[Problem]) -> Iterator[T]:
 
 def _table(list_reader: Reader, cls: type) -> Reader:
     """Return a reader of a text with comma-separated rows below a header, or of a list."""
-    hints = _hints(cls)
 
     def read(value: object, path: KeyPath, problems: list[Problem]) -> Any:
         if not isinstance(value, str):
             return list_reader(value, path, problems)
+        hints = _hints(cls)
         header, *lines = value.strip().splitlines() or [""]
         names = [name.strip() for name in header.split(",")]
         rows = []

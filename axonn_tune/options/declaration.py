@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, wraps
-from typing import Any, ParamSpec, TypeAlias, TypeVar, get_type_hints
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from axonn_tune.errors import InputError, choices_hint
 from axonn_tune.spec.checks import require_choice
@@ -88,18 +88,12 @@ def declared(
     declarations = {
         name: (hint.__origin__, hint.__metadata__[0])
         for group in groups
-        for name, hint in _hints(group).items()
+        for name, hint in group.__annotations__.items()
         if name not in without
     }
     for name, option in (changed or {}).items():
         declarations[name] = (declarations[name][0], option)
     return declarations
-
-
-@cache
-def _hints(group: type) -> dict[str, Any]:
-    """Return the type and declaration of each option of a group, the inherited ones first."""
-    return get_type_hints(group, include_extras=True)
 
 
 def defaults(declarations: Declarations) -> dict[str, Any]:

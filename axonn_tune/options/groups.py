@@ -1,6 +1,7 @@
-"""The groups of options of searches, validations and calibrations, each declared in one place."""
+"""The groups of options of searches, validations and calibrations, each declared in one place.
 
-from __future__ import annotations
+Annotations are not put off in this module, since `declared` reads them.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, TypeAlias, TypedDict

@@ -90,8 +90,7 @@ def sized_parts(search: Search, table: CandidateTable) -> list[Part]:
     return [_without_slower(part, alike[_stages(part.table)], n_orders) for part in parts]
 
 
-@dataclass(frozen=True, eq=False)
-class OrderedPart:
+class OrderedPart(NamedTuple):
     """Candidates of a part, with each of their layouts in every order that is searched.
 
     part

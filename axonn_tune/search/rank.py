@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -167,8 +167,7 @@ class Ranking:
         return predictions_of(self.search.scenario, table, times, of_paper)
 
 
-@dataclass(frozen=True)
-class Best:
+class Best(NamedTuple):
     """The best configuration that a search found, or the reason why it found none."""
 
     search: Search

@@ -8,7 +8,7 @@ model leaves out differ from one candidate to the next (see `step.spread`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ N_ROWS = 32
 N_DRAWS = 4096
 
 
-@dataclass(frozen=True, eq=False)
-class Uncertainty:
+class Uncertainty(NamedTuple):
     """The uncertainty of the times of the fastest rows, arrays of shape (R,).
 
     rows
@@ -70,10 +69,11 @@ def uncertainty(
 def _p_best(log_seconds: Array, effects: Array, own_error: Array, shape_of: Ints) -> Array:
     """Return the share of random draws in which each row is the fastest; equal rows share it."""
     random = np.random.default_rng(0)
-    common = random.standard_normal((N_DRAWS, effects.shape[0])) @ effects
+    drawn = random.standard_normal((N_DRAWS, effects.shape[0])) @ effects
+    drawn += log_seconds
     per_shape = random.standard_normal((N_DRAWS, int(shape_of.max()) + 1))
-    model_error = MODEL_ERROR * random.standard_normal((N_DRAWS, log_seconds.size))
-    drawn = log_seconds + common + own_error * per_shape[:, shape_of] + model_error
+    drawn += own_error * per_shape[:, shape_of]
+    drawn += MODEL_ERROR * random.standard_normal((N_DRAWS, log_seconds.size))
     is_fastest = drawn <= drawn.min(axis=1, keepdims=True)
     return (is_fastest / is_fastest.sum(axis=1, keepdims=True)).mean(axis=0)
 

@@ -10,16 +10,18 @@ Times are measured from the start of the kernel; they are arrays of shape (C,) o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from axonn_tune.spec.plan import Array
+from axonn_tune.spec.plan import Array, Size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Interference:
-    """The slowdowns of kernels and collectives.
+    """The slowdowns of kernels and collectives, numbers or arrays of shape (C,).
 
     kernel_slowdown
         Additional time, relative, of a kernel while a collective runs (s).
@@ -27,8 +29,35 @@ class Interference:
         Additional time, relative, of a collective while a kernel runs (r).
     """
 
-    kernel_slowdown: float = 0.0
-    collective_slowdown: float = 0.0
+    kernel_slowdown: Size = 0.0
+    collective_slowdown: Size = 0.0
+
+    @classmethod
+    def of_machines(cls, slowdowns: Sequence[tuple[float, float]], n: int) -> Interference:
+        """Return the slowdowns of n candidates on each of several machines in turn.
+
+        `slowdowns` are those of kernels and of collectives on each machine.
+        """
+        if len(set(slowdowns)) == 1:
+            return cls(*slowdowns[0])
+        return cls(*np.repeat(np.array(slowdowns).T, n, axis=1))
+
+    @cached_property
+    def slows_kernels(self) -> bool:
+        """Whether collectives slow the kernels of any candidate."""
+        return bool(np.any(self.kernel_slowdown))
+
+    @cached_property
+    def slows_collectives(self) -> bool:
+        """Whether kernels slow the collectives of any candidate."""
+        return bool(np.any(self.collective_slowdown))
+
+    def rows(self, rows: np.ndarray) -> Interference:
+        """Return the slowdowns of some candidates."""
+        slowdowns = (self.kernel_slowdown, self.collective_slowdown)
+        return Interference(
+            *(each[rows] if isinstance(each, np.ndarray) else each for each in slowdowns)
+        )
 
     def kernel_seconds(self, seconds: Array, remaining_seconds: Array) -> Array:
         """Return the duration of a kernel that starts while collectives run.

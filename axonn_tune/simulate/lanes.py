@@ -8,7 +8,7 @@ the same links for some candidates, what one of them does moves the other one, t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ from axonn_tune.spec.plan import Array
 LaneTimes = dict[int, Array]
 
 
-@dataclass(frozen=True, eq=False)
-class LaneSharing:
+class LaneSharing(NamedTuple):
     """What candidates that are played together do not share of the lanes of their program.
 
     idle

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -33,8 +33,7 @@ REPEAT_TOLERANCE = 1e-13
 COMMON_REPEATS = 6
 
 
-@dataclass(frozen=True, eq=False)
-class Played:
+class Played(NamedTuple):
     """The time of a program, and of the compute stream's standstills in it, shape (C,)."""
 
     seconds: Array
@@ -165,8 +164,7 @@ class _State:
             end[rows] = other.ended[name]
 
 
-@dataclass(frozen=True)
-class _Playable:
+class _Playable(NamedTuple):
     """A phase with the duration of each of its instructions, shape (C,)."""
 
     phase: PhaseProgram
@@ -177,7 +175,8 @@ class _Playable:
     def rows(self, rows: np.ndarray) -> _Playable:
         """Return the phase with the durations of some candidates."""
         durations = [seconds[rows] for seconds in self.durations]
-        return _Playable(self.phase, durations, self.interference, self.sharing.rows(rows))
+        interference = self.interference.rows(rows)
+        return _Playable(self.phase, durations, interference, self.sharing.rows(rows))
 
     def play(self, state: _State) -> None:
         """Play the phase once and change the state."""
@@ -194,11 +193,11 @@ class _Playable:
                     start = _latest([compute, *ends])
                     idle = idle + (start - compute)
                     compute = start
-                if interference.kernel_slowdown and instruction.concurrent:
+                if interference.slows_kernels and instruction.concurrent:
                     beside = self._slowing(instruction, state)
                     if beside:
                         seconds = interference.kernel_seconds(seconds, _latest(beside) - compute)
-                if interference.collective_slowdown and instruction.concurrent:
+                if interference.slows_collectives and instruction.concurrent:
                     self._delay(instruction, compute, seconds, state)
                 compute = compute + seconds
             else:
@@ -243,7 +242,7 @@ class _Playable:
         ends: list[tuple[_Key, Array]] = [*state.lane.items(), *carried.items()]
         compute = state.compute
         seen = {0: compute, **{key: np.maximum(end, compute) for key, end in ends}}
-        if self.interference.collective_slowdown:
+        if self.interference.slows_collectives:
             for each in self.phase.drifting:
                 if each.name in state.ended and each.name not in carried:
                     ahead = seen[each.lane] - np.maximum(state.ended[each.name], compute)

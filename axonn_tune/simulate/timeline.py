@@ -199,7 +199,8 @@ class _Recording:
     """The events of one candidate, recorded operation by operation."""
 
     def __init__(self, interference: Interference) -> None:
-        self._interference = interference
+        self._kernel_slowdown = float(interference.kernel_slowdown)
+        self._collective_slowdown = float(interference.collective_slowdown)
         self.events: list[Event] = []
         self._queues: dict[int, list[int]] = {}  # events of each lane, in order
         self._latest: dict[str, int] = {}  # latest event of each collective, by name
@@ -251,7 +252,7 @@ class _Recording:
                 self._charge(holding)
             if self._busy_until > ready:
                 seconds = self._slowed(seconds, ready)
-            if self._interference.collective_slowdown:
+            if self._collective_slowdown:
                 self._delay(ready, seconds)
             self.compute_free = ready + seconds
             self.events.append(Event(phase, operation, lane, ready, self.compute_free))
@@ -305,8 +306,8 @@ class _Recording:
 
     def _slowed(self, seconds: float, start: float) -> float:
         """Return a kernel's duration: it is slower while collectives run, then as fast as alone."""
-        busy = (self._busy_until - start) * (1.0 + self._interference.collective_slowdown)
-        slowdown = 1.0 + self._interference.kernel_slowdown
+        busy = (self._busy_until - start) * (1.0 + self._collective_slowdown)
+        slowdown = 1.0 + self._kernel_slowdown
         done_while_busy = busy / slowdown
         if done_while_busy >= seconds:
             return seconds * slowdown
@@ -314,7 +315,7 @@ class _Recording:
 
     def _delay(self, start: float, seconds: float) -> None:
         """Delay the collectives that run while a kernel does, since they do less in that time."""
-        slowdown = 1.0 + self._interference.collective_slowdown
+        slowdown = 1.0 + self._collective_slowdown
 
         def delayed(time: float) -> float:
             if time <= start:

@@ -11,8 +11,6 @@ from typing import ClassVar
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.plan import COMPUTE
 
-# Ratio of the standard deviation of a normal law to the median of its absolute values.
-NORMAL_FROM_MEDIAN = 1.4826
 WARM_UP_STEPS = 2  # the papers time the last eight of ten
 
 

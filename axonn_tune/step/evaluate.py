@@ -7,9 +7,10 @@ whichever lanes their axes occupy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -31,13 +32,13 @@ from axonn_tune.spec.candidates import CandidateTable, Ints
 from axonn_tune.spec.machine import KernelRates, Machine
 from axonn_tune.spec.plan import Array, Collective, Gemm, HostCopy, Part, Size, Transfer
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.step.schedules import KernelTimes, Schedules
+from axonn_tune.step.schedules import KernelTimes, Schedules, names_of
 
 CHUNK_ROWS = 16384
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, eq=False)
-class Evaluation:
+class Evaluation(NamedTuple):
     """The predicted times of candidates, arrays of shape (C,).
 
     step_seconds
@@ -148,23 +149,18 @@ def play_together(evaluators: Sequence[Evaluator]) -> list[PlayedStep]:
     """Return the played parts of the step of every candidate, on each of several machines.
 
     The evaluators are one of them and what `Evaluator.on` returns for machines whose links form the
-    same levels. Those whose kernels and collectives slow each other equally are played at once.
+    same levels. All are played at once.
 
     Raises
     ------
     InputError
         Numbers of a machine are so far off that a time is infinite or no number.
     """
-    alike: dict[Interference, list[int]] = {}
-    for i, evaluator in enumerate(evaluators):
-        alike.setdefault(interference(evaluator.scenario.machine), []).append(i)
-    steps: dict[int, PlayedStep] = {}
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        for indices in alike.values():
-            steps |= zip(indices, _play_chunks([evaluators[i] for i in indices]), strict=True)
-        for i, step in steps.items():
-            _check_finite(evaluators[i].scenario.machine, step)
-    return [steps[i] for i in range(len(evaluators))]
+        steps = _play_chunks(evaluators)
+        for evaluator, step in zip(evaluators, steps, strict=True):
+            _check_finite(evaluator.scenario.machine, step)
+    return steps
 
 
 def _check_finite(machine: Machine, step: PlayedStep) -> None:
@@ -206,10 +202,10 @@ def _kernel_seconds(kernels: KernelTimes, part: Part) -> Size:
     seconds: Size = 0.0
     shapes = kernels.schedules.shape_of
     rows = np.arange(shapes.size)
-    for i, phase in enumerate(part.phases):
-        indices = [(i, j) for j, op in enumerate(phase.operations) if not isinstance(op, Transfer)]
-        if indices:
-            seconds += phase.repeats * kernels.in_a_row(part, tuple(indices), rows, shapes)
+    for phase in part.phases:
+        issued = [op for op in phase.operations if not isinstance(op, Transfer)]
+        if issued:
+            seconds += phase.repeats * kernels.in_a_row(issued, rows, shapes)
     return seconds
 
 
@@ -223,7 +219,11 @@ class _PlayedChunk:
         self._shapes = self._schedules.shape_of[self._rows]
         candidates = evaluators[0].candidates.take(chunk)
         self._plan = self._schedules.plan.of(candidates, self._rows)
+        self._kernel_seconds: dict[tuple[str, ...], Array] = {}
+        self._kernel_times = [evaluator.kernels for evaluator in evaluators]
         self._collectives = _collectives(evaluators, candidates, self._rows)
+        slowdowns = [_slowdowns(evaluator.scenario.machine) for evaluator in evaluators]
+        self._interference = Interference.of_machines(slowdowns, self._rows.size)
         group_lanes = lanes(evaluators[0].links)[:, candidates.placement]
         self._lanes = np.tile(group_lanes, len(evaluators))
         self._played: dict[str, list[Played]] = {}
@@ -243,16 +243,16 @@ class _PlayedChunk:
 
     def _play(self, part: Part) -> list[Played]:
         """Play a part on all machines, for the candidates on the first machine first."""
-        least = np.stack([prices.least_seconds(part.phases) for prices in self._collectives])
+        least = _on_machines(self._collectives, lambda prices: prices.least_seconds(part.phases))
         n_machines = len(self._evaluators)
         rows = np.tile(self._rows, n_machines)
         program, sharing = self._schedules.program(part, rows, self._lanes)
         played = play(
             program,
             (least.size,),
-            lambda indices: self._kernels(part, indices).ravel(),
+            partial(self._kernels, part),
             lambda index: self._message(part, index).ravel(),
-            interference(self._evaluators[0].scenario.machine),
+            self._interference,
             least.ravel(),
             sharing,
             self._issued_seconds(part),
@@ -264,28 +264,32 @@ class _PlayedChunk:
         return [Played(*on_machine) for on_machine in zip(seconds, exposed, strict=True)]
 
     def _kernels(self, part: Part, indices: tuple[OpIndex, ...]) -> Array:
-        """Return the time of kernels that run back to back, shape (M, chunk)."""
-        return _on_machines(
-            [
-                evaluator.kernels.in_a_row(part, indices, self._rows, self._shapes)
-                for evaluator in self._evaluators
-            ]
-        )
+        """Return the time of kernels that run back to back, shape (M * chunk,).
+
+        Phases repeat what others issue, so that the kernels may be known by their names.
+        """
+        operations = [part.phases[i].operations[j] for i, j in indices]
+        issued = [op for op in operations if not isinstance(op, Transfer)]
+        key = names_of(issued)
+        if key not in self._kernel_seconds:
+            self._kernel_seconds[key] = _on_machines(
+                self._kernel_times, lambda times: times.in_a_row(issued, self._rows, self._shapes)
+            ).ravel()
+        return self._kernel_seconds[key]
 
     def _message(self, part: Part, index: OpIndex) -> Array:
         """Return the time of a collective or of a copy of a part, shape (M, chunk)."""
         phase_index, operation_index = index
         operation = part.phases[phase_index].operations[operation_index]
         if isinstance(operation, Collective):
-            return _on_machines([prices.seconds(operation) for prices in self._collectives])
+            return _on_machines(self._collectives, lambda prices: prices.seconds(operation))
         assert isinstance(operation, HostCopy)
-        prices = [evaluator.kernels.prices for evaluator in self._evaluators]
         plan_shape = self._schedules.table.placement.shape
         return _on_machines(
-            [
-                np.broadcast_to(each.copy_seconds(operation), plan_shape)[self._rows]
-                for each in prices
-            ]
+            self._kernel_times,
+            lambda kernels: np.broadcast_to(kernels.prices.copy_seconds(operation), plan_shape)[
+                self._rows
+            ],
         )
 
     def _issued_seconds(self, part: Part) -> list[Array]:
@@ -293,7 +297,7 @@ class _PlayedChunk:
         table = self._schedules.table
         of_machines = (issued_seconds(e.scenario, part.phases, table) for e in self._evaluators)
         return [
-            _on_machines([seconds[self._rows] for seconds in of_phase]).ravel()
+            np.concatenate([seconds[self._rows] for seconds in of_phase])
             for of_phase in zip(*of_machines, strict=True)
         ]
 
@@ -311,9 +315,15 @@ class _PlayedChunk:
         return host_seconds(part.phases, table, issue_seconds, factor, wait_seconds)[self._rows]
 
 
-def _on_machines(priced: Sequence[Array]) -> Array:
-    """Return the times of one operation on M machines as one array, shape (M, chunk)."""
-    return priced[0][None] if len(priced) == 1 else np.stack(priced)
+def _on_machines(priced: Sequence[T], price: Callable[[T], Array]) -> Array:
+    """Return times on M machines, shape (M, chunk), from what makes the time on each of them.
+
+    What several machines share is priced once.
+    """
+    if len(priced) == 1:
+        return price(priced[0])[None]
+    times = {each: price(each) for each in dict.fromkeys(priced)}
+    return np.stack([times[each] for each in priced])
 
 
 def _collectives(
@@ -330,8 +340,13 @@ def _collectives(
 
 def interference(machine: Machine) -> Interference:
     """Return the slowdowns of kernels and collectives that run at the same time."""
+    return Interference(*_slowdowns(machine))
+
+
+def _slowdowns(machine: Machine) -> tuple[float, float]:
+    """Return the slowdown of kernels, and that of collectives."""
     kernels = machine.kernels
-    return Interference(kernels.slowdown_fraction.value, kernels.collective_slowdown_fraction.value)
+    return kernels.slowdown_fraction.value, kernels.collective_slowdown_fraction.value
 
 
 def _without_slowdowns(kernels: KernelRates) -> KernelRates:

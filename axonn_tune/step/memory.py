@@ -9,9 +9,10 @@ import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.engine import HELD_BACK, HOST_ACTIVATIONS, HOST_COPIES
+from axonn_tune.spec.normal import NORMAL_90
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.step.spread import NORMAL_90, spread_of
+from axonn_tune.step.spread import spread_of
 
 # Terms that never take any of the GPU's memory.
 _ON_HOST_ONLY = (HOST_COPIES, HOST_ACTIVATIONS)

@@ -11,10 +11,11 @@ from axonn_tune.cost.prices import KernelPrices, Links
 from axonn_tune.errors import InputError
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.recomputation import broken_module_rules
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.step.evaluate import Evaluation, Evaluator
+from axonn_tune.step.evaluate import Evaluation, Evaluator, play_together
 from axonn_tune.step.memory import host_memory_bytes, memory_bytes
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.spread import deviations, spread
@@ -53,6 +54,22 @@ def predict_each(
     return [found[row] for row in range(len(table))]
 
 
+def predict_on(
+    scenario: Scenario, configuration: Configuration, machines: Sequence[Machine]
+) -> list[Prediction]:
+    """Predict a configuration that keeps the rules on machines whose links form the same levels.
+
+    Its plan is made once, and is played on all of them at once.
+    """
+    table = CandidateTable.of([configuration], scenario.strategy.axes)
+    evaluator = Evaluator.of(scenario, table)
+    on_each = [evaluator.on(machine) for machine in machines]
+    return [
+        _priced(there.scenario, table, Evaluation(*step.times()), there.links)[0]
+        for there, step in zip(on_each, play_together(on_each), strict=True)
+    ]
+
+
 def _predictions(
     scenario: Scenario,
     table: CandidateTable,
@@ -62,12 +79,7 @@ def _predictions(
 ) -> list[Prediction]:
     """Return the predictions of candidates that are alike."""
     times = Evaluator.of(scenario, table, links, prices).evaluate()
-    paper_seconds = None
-    if table.placements.axes.is_grid:
-        paper_seconds = paper.communication_seconds(
-            scenario.model, scenario.job, table.placements, links
-        )[table.placement]
-    predictions = predictions_of(scenario, table, times, paper_seconds)
+    predictions = _priced(scenario, table, times, links)
     if not with_interval:
         return predictions
     spreads = spread(scenario, *deviations(scenario, table)).tolist()
@@ -75,6 +87,18 @@ def _predictions(
         replace(prediction, spread_fraction=fraction, p_best=1.0)
         for prediction, fraction in zip(predictions, spreads, strict=True)
     ]
+
+
+def _priced(
+    scenario: Scenario, table: CandidateTable, times: Evaluation, links: Links
+) -> list[Prediction]:
+    """Return the predictions of candidates that are alike, with the time of AxoNN's equations."""
+    paper_seconds = None
+    if table.placements.axes.is_grid:
+        paper_seconds = paper.communication_seconds(
+            scenario.model, scenario.job, table.placements, links
+        )[table.placement]
+    return predictions_of(scenario, table, times, paper_seconds)
 
 
 def predictions_of(

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.engine import HELD_BACK
 from axonn_tune.spec.layout import Layout
+from axonn_tune.spec.normal import NORMAL_90
 from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers, recomputed_modules
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.memory import memory_interval_bytes
-from axonn_tune.step.spread import NORMAL_90
 
 
 @dataclass(frozen=True)

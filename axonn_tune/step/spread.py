@@ -15,13 +15,12 @@ import numpy as np
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.learnable import learnable
 from axonn_tune.spec.machine import Machine, Quantity
+from axonn_tune.spec.normal import NORMAL_90
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.resources import Resource
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
 
-# Standard deviations from the middle to the ends of an interval of 90 %.
-NORMAL_90 = 1.645
 # What Student's t exceeds with a probability of 5 percent, by the degrees of freedom.
 _STUDENT_95 = {
     math.inf: NORMAL_90,

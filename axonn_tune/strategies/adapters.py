@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +36,7 @@ from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import MASK_BYTES, LinearShape, Shapes
 
 
-@dataclass(frozen=True, eq=False)
-class AdapterShape:
+class AdapterShape(NamedTuple):
     """The sizes that the adapter of one layer has on one rank, arrays of shape (C,).
 
     Attributes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -125,8 +124,7 @@ class _Moment(NamedTuple):
     working: Array
 
 
-@dataclass(frozen=True, eq=False)
-class BackwardPass:
+class BackwardPass(NamedTuple):
     """The backward pass of a stage: what a rank holds besides what its blocks have saved.
 
     Attributes

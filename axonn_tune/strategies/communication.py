@@ -8,6 +8,7 @@ subclass that overrides some of these methods and nothing else; the list below i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from axonn_tune.spec import names
 from axonn_tune.spec.job import Overlap
@@ -17,8 +18,7 @@ from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes
 
 
-@dataclass(frozen=True)
-class Weight:
+class Weight(NamedTuple):
     """One use of a layer's weight, in the forward, the recomputed or the backward chain."""
 
     chain: str

@@ -392,7 +392,7 @@ class Megatron3D:
         states = states_of(job, self.engine.low_states)
         is_in_bf16 = job.precision in _MASTERS_IN_OPTIMIZER and not self.stores_low_weights(job)
         if self.engine.memory.keeps_remainders and is_in_bf16 and job.moments != "fp32":
-            return replace(states, master_bytes=job.element_bytes)
+            return states._replace(master_bytes=job.element_bytes)
         return states
 
     def stores_low_weights(self, job: Job) -> bool:

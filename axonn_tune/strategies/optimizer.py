@@ -7,7 +7,7 @@ host's cores run the optimizer (Ren et al., arXiv 2101.06840).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from axonn_tune.spec import names
 from axonn_tune.spec.engine import HOST_COPIES, OffloadProgram
@@ -22,8 +22,7 @@ N_MOMENTS = 2
 HOST_STATE_BYTES = (1 + N_MOMENTS) * FP32_BYTES
 
 
-@dataclass(frozen=True)
-class States:
+class States(NamedTuple):
     """What an optimizer keeps of each parameter.
 
     moment_bytes

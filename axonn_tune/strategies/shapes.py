@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,8 +35,7 @@ _MODES = ("NN", "NT", "TN")
 _TRANSPOSED_MODES = ("NT", "NN", "TN")
 
 
-@dataclass(frozen=True, eq=False)
-class LinearShape:
+class LinearShape(NamedTuple):
     """The sizes that one linear layer has on one rank, shape (C,).
 
     Attributes

@@ -13,7 +13,7 @@ from axonn_tune.search.rank import Each, Ranking, best_of, rank_best, rank_candi
 from axonn_tune.search.search import Search
 from axonn_tune.spec.machine import Machine, MemoryReserve, Quantity
 from axonn_tune.step.evaluate import Evaluator
-from axonn_tune.step.predict import predict
+from axonn_tune.step.predict import predict, predict_on
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.studies.parameters import Parameter, parameters
 
@@ -157,10 +157,13 @@ def _fastest_on_each(
     for rows in scenario.planned_rows(table):
         evaluator = Evaluator.of(scenario, table.take(rows).compact())
         seconds[:, rows] = evaluator.seconds_on(machines)
-    return [
-        predict(replace(scenario, machine=machine), table.configuration(row))
-        for machine, row in zip(machines, seconds.argmin(axis=1).tolist(), strict=True)
-    ]
+    fastest = seconds.argmin(axis=1)
+    found: dict[int, Prediction] = {}
+    for row in set(fastest.tolist()):
+        won = np.flatnonzero(fastest == row).tolist()
+        on_each = predict_on(scenario, table.configuration(row), [machines[i] for i in won])
+        found |= zip(won, on_each, strict=True)
+    return [found[i] for i in range(len(machines))]
 
 
 def best(search: Search) -> Prediction:

@@ -5,7 +5,8 @@ import pytest
 from scipy.stats import t as student
 
 from axonn_tune.learning.fit import EXPECTED_SCATTER, EXPECTED_SCATTER_RUNS, fitted
-from axonn_tune.step.spread import NORMAL_90, student_95
+from axonn_tune.spec.normal import NORMAL_90
+from axonn_tune.step.spread import student_95
 
 RANDOM = np.random.default_rng(1)
 SPREADS = np.array([0.2, 0.3, 0.1])

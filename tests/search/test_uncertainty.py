@@ -11,10 +11,10 @@ from axonn_tune.search import uncertainty
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.searching import build_search
 from axonn_tune.spec.candidates import CandidateTable
+from axonn_tune.spec.normal import NORMAL_90
 from axonn_tune.spec.resources import resources
 from axonn_tune.spec.track_record import NO_TRACK_RECORDS, TrackRecord, TrackRecords
 from axonn_tune.step.evaluate import Evaluator
-from axonn_tune.step.prediction import NORMAL_90
 from axonn_tune.step.spread import MODEL_ERROR, UNSTATED_SPREAD, spread_of
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from axonn_tune.spec.measurement import NORMAL_FROM_MEDIAN
+from axonn_tune.spec.normal import NORMAL_FROM_MEDIAN
 
 Floats = npt.NDArray[np.float64]
 

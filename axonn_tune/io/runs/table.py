@@ -10,8 +10,9 @@ from typing import Any
 from axonn_tune.errors import FileError, InputError
 from axonn_tune.io.presets import list_models, load_model
 from axonn_tune.io.runs.logged_run import LoggedRun
-from axonn_tune.spec.measurement import NORMAL_FROM_MEDIAN, WARM_UP_STEPS
+from axonn_tune.spec.measurement import WARM_UP_STEPS
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.normal import NORMAL_FROM_MEDIAN
 
 COLUMNS = (
     "model",

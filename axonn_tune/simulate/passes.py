@@ -1,0 +1,150 @@
+"""The passes of micro-batches through a pipeline, and the time that they take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from axonn_tune.simulate.orders import FORWARD
+from axonn_tune.simulate.pipeline import (
+    FIRST,
+    N_KINDS,
+    kind_of,
+    least_pipeline_seconds,
+    pipeline_seconds,
+)
+from axonn_tune.simulate.player import Played
+from axonn_tune.spec.candidates import Ints, distinct
+from axonn_tune.spec.plan import Array, Pipeline, StepPlan
+
+if TYPE_CHECKING:
+    from axonn_tune.simulate.step import PlayPart, PriceCollective
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """The passes of micro-batches through a pipeline, arrays of shape (C,).
+
+    n_stages, n_virtual
+        Number of stages, and of virtual stages of each rank.
+    schedule, places
+        Schedule and places of the stages, as for `pipeline_seconds`.
+    n_micro
+        Number of micro-batches.
+    durations
+        Durations of passes by `kind_of`, shape (kinds, C).
+    transfer_seconds, beside_seconds
+        Time of a transfer to the next stage where ranks wait for it, and where they do not.
+    sync_seconds
+        Time that the synchronising micro-batch adds.
+    work_seconds
+        Time of all passes of a rank of the last stage, without its waits for others.
+    """
+
+    n_stages: Ints
+    n_virtual: Ints
+    schedule: str
+    places: tuple[int, ...]
+    n_micro: Ints
+    durations: Array
+    transfer_seconds: Array
+    beside_seconds: Array
+    sync_seconds: Array
+    work_seconds: Array
+
+    def seconds(self) -> Array:
+        """Return the time from the first forward to the last backward pass of all ranks."""
+        seconds = np.empty(self.n_micro.shape)
+        first, alike = distinct(self.n_stages, self.n_virtual)
+        for number, row in enumerate(first):
+            rows = np.flatnonzero(alike == number)
+            seconds[rows] = pipeline_seconds(
+                int(self.n_stages[row]),
+                int(self.n_virtual[row]),
+                self.n_micro[rows],
+                self.durations[:, rows],
+                self.transfer_seconds[rows],
+                self.schedule,
+                self.places,
+                self.beside_seconds[rows],
+            )
+        return seconds
+
+    def least_seconds(self) -> Array:
+        """Return a time below which `seconds` cannot be."""
+        stages = (self.n_stages, self.n_virtual, self.n_micro)
+        places = (self.schedule, self.places)
+        return least_pipeline_seconds(*stages, self.durations, self.transfer_seconds, *places)
+
+    def joined(self, other: Passes) -> Passes:
+        """Return these passes, followed by those of other candidates in the same stages."""
+        return replace(
+            self,
+            n_stages=np.concatenate([self.n_stages, other.n_stages]),
+            n_virtual=np.concatenate([self.n_virtual, other.n_virtual]),
+            n_micro=np.concatenate([self.n_micro, other.n_micro]),
+            durations=np.concatenate([self.durations, other.durations], axis=1),
+            transfer_seconds=np.concatenate([self.transfer_seconds, other.transfer_seconds]),
+            beside_seconds=np.concatenate([self.beside_seconds, other.beside_seconds]),
+            sync_seconds=np.concatenate([self.sync_seconds, other.sync_seconds]),
+            work_seconds=np.concatenate([self.work_seconds, other.work_seconds]),
+        )
+
+    def take(self, rows: Ints) -> Passes:
+        """Return the passes of some candidates."""
+        return replace(
+            self,
+            n_stages=self.n_stages[rows],
+            n_virtual=self.n_virtual[rows],
+            n_micro=self.n_micro[rows],
+            durations=self.durations[:, rows],
+            transfer_seconds=self.transfer_seconds[rows],
+            beside_seconds=self.beside_seconds[rows],
+            sync_seconds=self.sync_seconds[rows],
+            work_seconds=self.work_seconds[rows],
+        )
+
+
+def passes_of(
+    plan: StepPlan, pipeline: Pipeline, play: PlayPart, price: PriceCollective
+) -> tuple[Passes, Array]:
+    """Play the passes of each stage; return them and their exposed communication."""
+    stages = [[play(part) for part in pipeline.passes_of(stage)] for stage in pipeline.stages]
+    sync = [play(part) for part in pipeline.sync.passes]
+    shape = plan.n_microsteps.shape
+    durations = np.zeros((N_KINDS + kind_of(FORWARD, len(pipeline.others)), *shape))
+    for place, stage in enumerate(stages):
+        for direction, played in enumerate(stage):
+            durations[kind_of(direction, place)] = played.seconds
+    counts = pipeline.n_synchronised(plan.candidates)
+    additional = [
+        count * (synchronising.seconds - usual.seconds)
+        for count, synchronising, usual in zip(counts, sync, stages[FIRST], strict=False)
+    ]
+    sync_seconds = sum(additional, start=np.zeros(shape))
+    work = _work(plan, play)
+    transfer_seconds = np.broadcast_to(price(pipeline.transfer), shape)
+    passes = Passes(
+        plan.candidates.stages,
+        plan.candidates.n_virtual,
+        pipeline.schedule,
+        pipeline.places,
+        np.rint(plan.n_microsteps).astype(np.int64),
+        durations,
+        np.where(pipeline.sends_beside, 0.0, transfer_seconds),
+        np.where(pipeline.sends_beside, transfer_seconds, 0.0),
+        sync_seconds,
+        work.seconds,
+    )
+    return passes, work.exposed_seconds + sync_seconds
+
+
+def _work(plan: StepPlan, play: PlayPart) -> Played:
+    """Return the time of all passes of a rank of the last stage, without its waits for others."""
+    played = [(times, play(part)) for times, parts in plan.work_of_last_rank for part in parts]
+    seconds = sum(times * part.seconds for times, part in played)
+    exposed = sum(times * part.exposed_seconds for times, part in played)
+    n_passes = plan.n_microsteps
+    return Played(n_passes * seconds, n_passes * exposed)
