@@ -795,14 +795,14 @@ class Engine:
                 f"job: precision is '{name[:40]}'; allowed with engine {self.name or 'ideal'}: "
                 f"{', '.join((*self.precisions, *alias))}"
             )
-        return self._low_precisions[0] if name == USUAL_LOW else name
+        return self.low_precisions[0] if name == USUAL_LOW else name
 
     def has_precision(self, name: str) -> bool:
         """Return whether the engine has the precision that a user's word means."""
-        return name in self.precisions or (name == USUAL_LOW and bool(self._low_precisions))
+        return name in self.precisions or (name == USUAL_LOW and bool(self.low_precisions))
 
     @property
-    def _low_precisions(self) -> list[str]:
+    def low_precisions(self) -> list[str]:
         """The precisions that cast operands, the usual one first."""
         return [precision for precision in self.precisions if precision != FULL]
 
