@@ -61,6 +61,8 @@ LARGEST_FACTOR = 1000.0
 HOST_COPIES = "host_copies"
 # The term of the host's memory that a rank's activations take.
 HOST_ACTIVATIONS = "host_activations"
+# The term of cuBLAS's workspaces.
+WORKSPACES = "workspaces"
 # The term of freed memory that the allocator cannot give to other tensors yet.
 HELD_BACK = "held_back"
 # The packages on PyPI with which engines are run.
@@ -627,6 +629,9 @@ class MemoryForm:
         Tensors of the whole residual stream that have been reduced and scattered in a tensor group,
         and whose memory PyTorch's allocator holds back, because the GPU is so far behind the host
         that the collectives have not read them.
+    workspaces, expert_workspaces
+        Number of cuBLAS's workspaces that it holds for products besides torch's own, and the number
+        that it adds for the grouped products of experts (`Gpu.workspace_bytes`).
     """
 
     attention_factor: Quantity | None = None
@@ -645,8 +650,12 @@ class MemoryForm:
     tiles_mlp: bool = False
     overwrites_gates: bool = False
     held_back_tensors: Quantity | None = None
+    workspaces: int = 0
+    expert_workspaces: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("workspaces", "expert_workspaces"):
+            require_count("memory", name, getattr(self, name), least=0)
         for name, smallest in (
             ("attention_factor", 0.1),
             ("mlp_factor", 0.1),
