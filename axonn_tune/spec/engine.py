@@ -168,11 +168,15 @@ class SharedFacts:
         Whether heads are copied out of the product that forms queries, keys and values group by
         group, and the gradients of the three joined for its backward pass. Values of latent
         attention are copied out of the product that forms them beside parts of keys.
+    sends_once
+        Whether a token is sent once to each rank that holds any of its experts, as DeepEP does, and
+        not once for each expert. Between nodes it travels once for all ranks of a node.
     """
 
     scales_gradients: bool = False
     has_main_gradients: bool = False
     copies_heads: bool = False
+    sends_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,8 +189,8 @@ class MegatronProgram(SharedFacts):
     (Megatron-Core, DistributedDataParallelConfig, bucket_size).
 
     sequence_parallel, distributed_optimizer, overlap_grad_reduce, fused_accumulation, \
-    fp32_gradients, low_weights, context_kind, sends_once, overlaps_experts, overlaps_tensor
-        Options of `Megatron3D` that hold unless a user says otherwise.
+    fp32_gradients, low_weights, context_kind, overlaps_experts, overlaps_tensor
+        Options of `Megatron3D` that hold unless a user says otherwise, as `sends_once` does.
     bucket_elements
         Least number of elements of a bucket.
     bucket_elements_per_replica
@@ -225,9 +229,6 @@ class MegatronProgram(SharedFacts):
     balances_stages
         Whether layers are spread over the stages of a pipeline so that the stages have equal
         products, the head's included, instead of equal numbers of layers.
-    sends_once
-        Whether a token is sent once to each rank that holds any of its experts, as DeepEP does, and
-        not once for each expert. Between nodes it travels once for all ranks of a node.
     overlaps_experts
         Whether tokens travel to and from experts while another micro-batch computes.
     overlaps_tensor
@@ -290,7 +291,6 @@ class MegatronProgram(SharedFacts):
     scatters_transfers: bool = True
     reruns_attention: bool = False
     balances_stages: bool = False
-    sends_once: bool = False
     overlaps_experts: bool = False
     overlaps_tensor: bool = False
     experts_at_once: int = 4
@@ -444,9 +444,6 @@ class ZeroProgram(SharedFacts):
     gathers_low
         Whether weights of low products can be cast before they are gathered. Their scales are found
         once in a step.
-    sends_once
-        Whether a token is sent once to each rank that holds any of its experts (see
-        `MegatronProgram`).
     experts_at_once
         Number of experts whose products run at the same time on a rank; infinite where one kernel
         forms all of them.
@@ -496,7 +493,6 @@ class ZeroProgram(SharedFacts):
     sums_replicas_each_step: bool = False
     reduces_once: bool = False
     gathers_low: bool = False
-    sends_once: bool = False
     experts_at_once: float = math.inf
 
     def __post_init__(self) -> None:
