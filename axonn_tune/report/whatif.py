@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from axonn_tune.report.phrases import assumption_line, interval_text, model_on_gpus, percent
+from axonn_tune.report.phrases import (
+    assumption_line,
+    interval_text,
+    model_on_gpus,
+    percent,
+    signed_percent,
+)
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
 from axonn_tune.report.table import fitted_table
 from axonn_tune.report.trust import trust_lines
@@ -38,7 +44,7 @@ def what_if_text(search: Search, settings: Sequence[str], result: WhatIf) -> str
 
 def _conclusion(result: WhatIf) -> str:
     change = result.after.step_seconds / result.before.step_seconds - 1.0
-    sentence = f"The best step takes {100 * change:+.1f} %; the layout "
+    sentence = f"The best step takes {signed_percent(change)} %; the layout "
     if result.before.configuration == result.after.configuration:
         return f"{sentence}stays."
     if not result.kept.fits:
