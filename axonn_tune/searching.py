@@ -88,6 +88,8 @@ def build_search(
     dtype = given["dtype"] or _default_dtype(given_machine)
     job = _job(given, gpus, batches[0], seq_len, dtype, strategy.engine)
     _require_carried_out(job, loaded_model, given_machine, strategy)
+    if given["low_weights"]:
+        _require_low_products(job, strategy.engine)
     search = Search(
         Scenario(
             loaded_model,
@@ -194,6 +196,22 @@ def _require_carried_out(job: Job, model: Model, machine: Machine, strategy: Str
         machine.require_host()
     machine.peak_flops_per_s(job.dtype)
     machine.require_precision(job.precision)
+
+
+def _require_low_products(job: Job, engine: Engine) -> None:
+    """Raise InputError if no product of a job reads weights in a low format."""
+    if job.recipe is not None:
+        return
+    if not engine.low_precisions:
+        raise InputError(
+            f"--low-weights: engine {engine.name or 'ideal'} has no precision with weights in a "
+            "low format; leave out --low-weights"
+        )
+    raise InputError(
+        f"--low-weights: precision is {job.precision}, in which no weight has a low format; "
+        f"allowed with engine {engine.name or 'ideal'}: --precision "
+        f"{', '.join(engine.low_precisions)}"
+    )
 
 
 def _recomputes(recompute: str, job: Job) -> tuple[str, ...]:

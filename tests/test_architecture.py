@@ -18,6 +18,7 @@ COPIED = PACKAGE / "job_scripts" / "programs"
 BELOW = {
     "": {"io", "api", "measuring", "runtime"},
     "errors": set(),
+    "correlation": set(),
     "processes": set(),
     "units": {"errors"},
     "spec": {"errors", "units"},
@@ -31,8 +32,18 @@ BELOW = {
     "io": {"errors", "units", "spec"},
     "runtime": {"errors", "spec", "strategies", "io"},
     "calibration": {"errors", "units", "spec", "cost", "strategies", "step", "search", "runtime"},
-    "validation": {"errors", "units", "spec", "strategies", "step", "search"},
-    "reproduce": {"errors", "processes", "units", "spec", "cost", "strategies", "step", "search"},
+    "validation": {"correlation", "errors", "units", "spec", "strategies", "step", "search"},
+    "reproduce": {
+        "correlation",
+        "errors",
+        "processes",
+        "units",
+        "spec",
+        "cost",
+        "strategies",
+        "step",
+        "search",
+    },
     "emulate": {"errors", "spec", "io"},
     "job_scripts": {"errors", "units", "spec", "io", "strategies", "step"},
     "report": {
@@ -137,7 +148,7 @@ ONLY_IN = {
     "click": {"cli"},
     "torch": {"calibration", "runtime"},
     "pandas": {"api", "report"},
-    "scipy": {"calibration", "validation", "reproduce"},
+    "scipy": {"calibration", "validation"},
     "matplotlib": {"report"},
 }
 # Never on the start-up path, so never at the top of a module.

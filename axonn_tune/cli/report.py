@@ -114,7 +114,7 @@ def page_searches(strategy: str, **options: Any) -> list[Search]:
         # All searches share what is read once.
         options |= {
             "model": loaded(options["model"]),
-            "machine": loaded_machine(options["machine"]),
+            "machine": loaded_machine(options.get("machine")),
         }
         own = options_of_each(names_of_all_strategies(**options), options)
     return [

@@ -15,7 +15,7 @@ import numpy as np
 
 from axonn_tune.cost.attention import AttentionPrices
 from axonn_tune.cost.collectives import collective_seconds, moved_fraction
-from axonn_tune.cost.gemm import Products
+from axonn_tune.cost.formats import priced_formats
 from axonn_tune.cost.grouped import GroupedProducts
 from axonn_tune.cost.host import copy_seconds, update_seconds
 from axonn_tune.cost.links import AxisLinks, KindLinks, axis_links
@@ -38,7 +38,6 @@ from axonn_tune.spec.plan import (
     Size,
     sized,
 )
-from axonn_tune.spec.precision import TF32, TF32_FACTOR
 from axonn_tune.spec.scenario import Scenario
 
 Links: TypeAlias = Mapping[str, AxisLinks]
@@ -67,10 +66,9 @@ class KernelPrices:
     def __init__(self, machine: Machine, job: Job, attention_share: float = 0.0) -> None:
         self._machine = machine
         self._job = job
-        self._products = Products(machine, job.dtype)
-        self._low_products = Products(machine, job.product_format) if job.recipe else None
+        self._formats = priced_formats(machine, job)
         self._grouped: dict[str, GroupedProducts] = {}
-        self._attention = AttentionPrices(machine, job.dtype, self._products)
+        self._attention = AttentionPrices(machine, job.dtype, self._formats[""].products)
         self._clock_fraction = machine.gpu.training_clock(attention_share)
         self._slowest_rank = slowest_rank_factor(machine, job.n_gpus)
         self._n_on_node = min(machine.ranks_per_node, job.n_gpus)
@@ -101,7 +99,9 @@ class KernelPrices:
             n_issues = operation.n_launches * operation.n_issues
             return np.maximum(seconds, n_issues * issue_seconds)
         if isinstance(operation, Gemm):
-            return self._in_training(self._product_seconds(operation), operation)
+            launch_seconds = self._machine.kernels.launch_seconds.value
+            seconds = self._formats[operation.number_format].seconds(operation, launch_seconds)
+            return self._in_training(seconds, operation)
         if isinstance(operation, Attention):
             seconds = self._attention.seconds(operation)
             # Memory traffic bounds attention that is not fused, and the clock does not slow it.
@@ -125,9 +125,7 @@ class KernelPrices:
         seconds = seconds / self._clock_fraction
         if gpu.training_peak_fraction is None:
             return seconds
-        is_tf32 = gemm.number_format == TF32
-        own_format = self._job.dtype if is_tf32 else gemm.number_format or self._job.dtype
-        peak = gpu.peak_flops_per_s[own_format].value / (TF32_FACTOR if is_tf32 else 1.0)
+        peak = self._formats[gemm.number_format].peak_flops_per_s(self._machine)
         return np.maximum(seconds, gemm.flops / (peak * gpu.training_peak_fraction.value))
 
     def _slowdown(self, kernel: MemoryBound) -> float:
@@ -135,33 +133,19 @@ class KernelPrices:
         recipe = self._job.recipe
         return recipe.slowdown if recipe is not None and kernel.kernel == "cast" else 1.0
 
-    def _product_seconds(self, gemm: Gemm) -> Array:
-        """Return the time of a product in its number format.
-
-        The operands of low products are cast into the layout that they need: these products have no
-        other modes to choose from.
-        """
-        if gemm.number_format in ("", TF32):
-            is_tuned = self._job.kernel_tuning
-            seconds = self._products.seconds(gemm.m, gemm.n, gemm.k, gemm.mode, is_tuned)
-            more = (TF32_FACTOR - 1.0) * (gemm.number_format == TF32)
-            return seconds + more * (seconds - self._machine.kernels.launch_seconds.value)
-        assert self._low_products is not None, "only a job with a recipe has low products"
-        return self._low_products.seconds(gemm.m, gemm.n, gemm.k, gemm.mode, kernel_tuning=False)
-
     def _grouped_products(self, number_format: str) -> GroupedProducts:
         """Return the prices of grouped products in a format; they are made once."""
         if number_format not in self._grouped:
-            products = self._low_products if number_format else self._products
-            assert products is not None, "only a job with a recipe has low products"
-            dtype = number_format or self._job.dtype
-            self._grouped[number_format] = GroupedProducts(self._machine, dtype, products)
+            priced = self._formats[number_format]
+            grouped = GroupedProducts(self._machine, priced.dtype, priced.products)
+            self._grouped[number_format] = grouped
         return self._grouped[number_format]
 
     @property
     def interpolation_error(self) -> float:
         """The relative standard deviation of the error for a product that was not timed."""
-        return (self._low_products or self._products).interpolation_error
+        priced = self._formats.get(self._job.product_format, self._formats[""])
+        return priced.products.interpolation_error
 
 
 def host_seconds(

@@ -11,7 +11,7 @@ from typing import Any
 from axonn_tune.learning.choose import Proposals
 from axonn_tune.learning.learn import LEAST_GAIN
 from axonn_tune.learning.watch import Drift
-from axonn_tune.report.phrases import percent
+from axonn_tune.report.phrases import percent, signed_percent
 from axonn_tune.report.table import table
 from axonn_tune.spec.learnable import learnable
 from axonn_tune.spec.learned import Learned, LearnedRun
@@ -53,7 +53,7 @@ def factors_text(machine: Machine) -> str:
     rows = [
         [
             names[factor.key],
-            f"{100.0 * (factor.factor - 1.0):+.1f}",
+            signed_percent(factor.factor - 1.0),
             percent(factor.stated_spread),
             percent(factor.spread),
         ]
@@ -76,8 +76,8 @@ def _run_row(run: LearnedRun) -> list[str]:
     return [
         run.name,
         f"{run.measured_seconds:.4g}",
-        f"{100.0 * run.stated_error:+.1f}",
-        f"{100.0 * run.learned_error:+.1f}",
+        signed_percent(run.stated_error),
+        signed_percent(run.learned_error),
         "set aside: all others contradict it" if run.is_set_aside else "",
     ]
 
@@ -163,8 +163,8 @@ def _so_far(proposed: Proposals) -> str:
 def drift_line(drift: Drift) -> str:
     """Return one line that says how steps changed since a baseline."""
     runs = f"{drift.n_runs} run{'s' if drift.n_runs > 1 else ''}"
-    predicted = f"predicted {100.0 * drift.error_fraction:+.1f} %"
-    mean = f"on average {100.0 * drift.change_fraction:+.1f} %"
+    predicted = f"predicted {signed_percent(drift.error_fraction)} %"
+    mean = f"on average {signed_percent(drift.change_fraction)} %"
     changes = []
     if drift.is_slower:
         changes.append(f"slower by up to {percent(drift.slowest_fraction)} %")

@@ -224,6 +224,11 @@ def interval_text(prediction: Prediction) -> str:
     return "-" if interval is None else f"{interval[0]:.3f}-{interval[1]:.3f}"
 
 
+def signed_percent(fraction: float) -> str:
+    """Return a fraction in percent, with its sign in front and without that of percent."""
+    return f"{100 * fraction:+.1f}"
+
+
 def percent(fraction: float, digits: int = 1) -> str:
-    """Return a fraction in percent, without the sign."""
+    """Return a fraction in percent, without the sign of percent."""
     return f"{100 * fraction:.{digits}f}"

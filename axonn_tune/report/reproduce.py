@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from axonn_tune.report.figure import draw_diagonal, new_figure
-from axonn_tune.report.phrases import percent
+from axonn_tune.report.phrases import percent, signed_percent
 from axonn_tune.report.table import fitted_table
 from axonn_tune.reproduce.collectives import CollectiveErrors, collective_errors
 from axonn_tune.reproduce.comparison import (
@@ -95,7 +95,7 @@ def run_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
 def _error_text(c: Comparison) -> str:
     if c.is_verdict and c.predicted is not None:
         return "right" if c.predicted == c.published else "wrong"
-    return "-" if c.error_fraction is None else f"{100 * c.error_fraction:+.1f}"
+    return "-" if c.error_fraction is None else signed_percent(c.error_fraction)
 
 
 def _error_cells(errors: ErrorSummary | None) -> list[str]:
@@ -104,7 +104,7 @@ def _error_cells(errors: ErrorSummary | None) -> list[str]:
         return ["-"] * len(_ERROR_HEADERS)
     return [
         percent(errors.mape),
-        f"{100 * errors.bias:+.1f}",
+        signed_percent(errors.bias),
         percent(errors.median),
         percent(errors.p90),
         percent(errors.max_error),

@@ -7,7 +7,7 @@ from textwrap import fill
 from typing import Any
 
 from axonn_tune.report.figure import new_figure
-from axonn_tune.report.phrases import percent
+from axonn_tune.report.phrases import percent, signed_percent
 from axonn_tune.report.reproduce import draw_steps, error_record
 from axonn_tune.report.table import table
 from axonn_tune.reproduce.comparison import grouped, summary_of
@@ -106,7 +106,7 @@ def _group_row(group: GroupError) -> list[str]:
         group.name,
         str(group.model.n),
         percent(group.model.mape),
-        f"{100.0 * group.model.bias:+.1f}",
+        signed_percent(group.model.bias),
         percent(group.model.median),
         percent(group.model.p90),
         percent(group.near.mape),
@@ -123,7 +123,7 @@ def _run_rows(timed: Sequence[TimedRun]) -> list[list[str]]:
             run.run.subject,
             f"{run.measured_seconds:.4g}",
             f"{run.predicted_seconds:.4g}",
-            f"{100.0 * run.error:+.1f}",
+            signed_percent(run.error),
         ]
         for run in timed
     ]
@@ -141,7 +141,7 @@ def _memory_text(score: Score) -> str:
     if errors is not None:
         text += (
             f". Where memory was measured ({errors.n}), it is predicted with a mean error of "
-            f"{percent(errors.mape)} % (bias {100.0 * errors.bias:+.1f} %)"
+            f"{percent(errors.mape)} % (bias {signed_percent(errors.bias)} %)"
         )
     return fill(text + ".", 100)
 

@@ -16,6 +16,7 @@ from axonn_tune.report.phrases import (
     mfu_remarks,
     model_on_gpus,
     percent,
+    signed_percent,
     tokens_per_second_text,
 )
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
@@ -128,7 +129,7 @@ def _batch_lines(ranking: Ranking) -> list[str]:
         return []
     least = min(per_sequence.values())
     times = [
-        f"{batch} {100 * (seconds / least - 1.0):+.1f} %"
+        f"{batch} {signed_percent(seconds / least - 1.0)} %"
         for batch, seconds in sorted(per_sequence.items())
     ]
     return [f"Time of the best step for each token, by global batch: {', '.join(times)}."]

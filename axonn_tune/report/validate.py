@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from axonn_tune.report.figure import draw_diagonal, new_figure
+from axonn_tune.report.phrases import percent, signed_percent
 from axonn_tune.report.table import table
 from axonn_tune.spec.validation import Outcome, Validation
 from axonn_tune.units import format_seconds, gib
@@ -57,7 +58,7 @@ def _row(outcome: Outcome) -> list[str]:
         configuration.recompute,
         format_seconds(outcome.predicted.step_seconds),
         format_seconds(outcome.measured_seconds) if ran else "failed",
-        f"{100 * outcome.error_fraction:+.1f}" if ran else "-",
+        signed_percent(outcome.error_fraction) if ran else "-",
         cause_text(outcome),
     ]
 
@@ -76,8 +77,9 @@ def _summary(validation: Validation, agreement: Agreement) -> str:
     worst = agreement.worst
     suggested = validation.suggested
     lines = [
-        f"error    mean {100 * agreement.mape:.1f} % (MAPE), bias {100 * agreement.bias:+.1f} %, "
-        f"largest {100 * worst.error_fraction:+.1f} % on {worst.configuration.layout}",
+        f"error    mean {percent(agreement.mape)} % (MAPE), "
+        f"bias {signed_percent(agreement.bias)} %, "
+        f"largest {signed_percent(worst.error_fraction)} % on {worst.configuration.layout}",
     ]
     if agreement.spearman is not None and agreement.kendall is not None:
         lines.append(f"order    Spearman {agreement.spearman:.3f}, Kendall {agreement.kendall:.3f}")
@@ -139,7 +141,7 @@ def junit_text(validation: Validation, checks: Sequence[Check]) -> str:
             n_failures += 1
             ElementTree.SubElement(case, "failure", message=outcome.failure)
         else:
-            error = f"error {100 * outcome.error_fraction:+.1f} % {cause_text(outcome)}"
+            error = f"error {signed_percent(outcome.error_fraction)} % {cause_text(outcome)}"
             ElementTree.SubElement(case, "system-out").text = error.strip()
     for check in checks:
         case = _case(suite, "limits", check.name, 0.0)

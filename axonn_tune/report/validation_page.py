@@ -380,14 +380,14 @@ nanotron ran, which writes down the memory of rank 0 alone (helpers.py, write_to
 must be what the allocator has reserved when the third step ends: peaks are reset after the passes
 of a step (log_memory), so that what was allocated could not grow with the micro-batch, as the
 number does. Nothing is fitted: an engine's file counts the bytes in its code. Without the assumed
-fragmentation, what Megatron-Core allocates on B200 is met within 0.6 % in the mean (a test holds
+fragmentation, what Megatron-Core allocates on B200 is met within 0.5 % in the mean (a test holds
 it). nanotron's rows scatter: layouts that differ in their number of replicas only, and that must
 hold the same, were measured 4 % from their median in the mean, and up to 78 % apart. Their
 allocator also holds what it has reserved for tensors that are gone, but that the GPU has yet to
 reduce and scatter: 53 of them without a pipeline, where the host is a full queue of launches ahead.
-There the median error is 3.6 %, and 6.6 % with stages; without these tensors it would be 9.2 %
-where there are no stages. With stages it is 3.2 % for the 112 runs that are set apart, whose hosts
-seem to wait until each message has passed, and 7.4 % for the others, of which many hold such
+There the median error is 4.2 %, and 6.5 % with stages; without these tensors it would be 9.0 %
+where there are no stages. With stages it is 3.1 % for the 112 runs that are set apart, whose hosts
+seem to wait until each message has passed, and 7.6 % for the others, of which many hold such
 tensors, too; these are not predicted. One layout of 8B stands in its table twice: 19.0 s with 19.2
 GiB, and 88.9 s with 17.8 GiB. The nine runs that reserved 70 GiB or more took 2.7 to 7.7 times as
 long as predicted; four of them are set apart, and the others have no faster run of their kind

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from axonn_tune.report.phrases import assumption_line, interval_text, model_on_gpus, percent
+from axonn_tune.report.phrases import (
+    assumption_line,
+    interval_text,
+    model_on_gpus,
+    percent,
+    signed_percent,
+)
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
 from axonn_tune.report.table import fitted_table
 from axonn_tune.report.trust import trust_lines
@@ -50,7 +56,7 @@ def _conclusion(result: WhatIf) -> str:
 
 def _change(prediction: Prediction, before: Prediction) -> str:
     """Return by how much a step differs from the former best one."""
-    return f"{100 * (prediction.step_seconds / before.step_seconds - 1.0):+.1f} %"
+    return f"{signed_percent(prediction.step_seconds / before.step_seconds - 1.0)} %"
 
 
 def _row(title: str, best: Prediction) -> list[Any]:

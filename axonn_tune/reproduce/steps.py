@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from axonn_tune.correlation import rank_correlation
 from axonn_tune.reproduce.comparison import Comparison, ErrorSummary, grouped, summary_of
 from axonn_tune.reproduce.results import compare_number, predict_runs
 from axonn_tune.reproduce.runs import Run
@@ -152,7 +153,7 @@ def _group_error(name: str, timed: Sequence[TimedRun]) -> GroupError:
         model_errors,
         naive_errors,
         near_errors,
-        _rank_correlation(predicted, measured),
+        rank_correlation(predicted, measured),
         _job_correlation(jobs),
         *_ordered_pairs(jobs),
         float(np.mean(regrets)),
@@ -168,24 +169,11 @@ def _times(timed: Sequence[TimedRun]) -> tuple[np.ndarray, np.ndarray]:
     return predicted, measured
 
 
-def _rank_correlation(predicted: np.ndarray, measured: np.ndarray) -> float | None:
-    """Return Spearman's rho; None where all times are equal."""
-    if np.ptp(predicted) == 0 or np.ptp(measured) == 0:
-        return None
-    return float(np.corrcoef(_ranks(predicted), _ranks(measured))[1, 0])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Return the rank of each value; equal values share the mean of their ranks."""
-    _, number, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - 0.5 * (counts - 1))[number]
-
-
 def _job_correlation(jobs: Sequence[Sequence[TimedRun]]) -> float | None:
     """Return Spearman's rho within jobs of at least three layouts, mean over the jobs."""
     times = map(_times, jobs)
     large = [(p, measured) for p, measured in times if len(np.unique(p)) > 2]
-    known = [rho for of_job in large if (rho := _rank_correlation(*of_job)) is not None]
+    known = [rho for of_job in large if (rho := rank_correlation(*of_job)) is not None]
     return float(np.mean(known)) if known else None
 
 

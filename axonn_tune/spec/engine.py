@@ -62,6 +62,8 @@ LARGEST_FACTOR = 1000.0
 HOST_COPIES = "host_copies"
 # The term of the host's memory that a rank's activations take.
 HOST_ACTIVATIONS = "host_activations"
+# The term of cuBLAS's workspaces.
+WORKSPACES = "workspaces"
 # The term of freed memory that the allocator cannot give to other tensors yet.
 HELD_BACK = "held_back"
 # The packages on PyPI with which engines are run.
@@ -173,11 +175,15 @@ class SharedFacts:
         Whether heads are copied out of the product that forms queries, keys and values group by
         group, and the gradients of the three joined for its backward pass. Values of latent
         attention are copied out of the product that forms them beside parts of keys.
+    sends_once
+        Whether a token is sent once to each rank that holds any of its experts, as DeepEP does, and
+        not once for each expert. Between nodes it travels once for all ranks of a node.
     """
 
     scales_gradients: bool = False
     has_main_gradients: bool = False
     copies_heads: bool = False
+    sends_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -190,8 +196,8 @@ class MegatronProgram(SharedFacts):
     (Megatron-Core, DistributedDataParallelConfig, bucket_size).
 
     sequence_parallel, distributed_optimizer, overlap_grad_reduce, fused_accumulation, \
-    fp32_gradients, low_weights, context_kind, sends_once, overlaps_experts, overlaps_tensor
-        Options of `Megatron3D` that hold unless a user says otherwise.
+    fp32_gradients, low_weights, context_kind, overlaps_experts, overlaps_tensor
+        Options of `Megatron3D` that hold unless a user says otherwise, as `sends_once` does.
     bucket_elements
         Least number of elements of a bucket.
     bucket_elements_per_replica
@@ -230,9 +236,6 @@ class MegatronProgram(SharedFacts):
     balances_stages
         Whether layers are spread over the stages of a pipeline so that the stages have equal
         products, the head's included, instead of equal numbers of layers.
-    sends_once
-        Whether a token is sent once to each rank that holds any of its experts, as DeepEP does, and
-        not once for each expert. Between nodes it travels once for all ranks of a node.
     overlaps_experts
         Whether tokens travel to and from experts while another micro-batch computes.
     overlaps_tensor
@@ -295,7 +298,6 @@ class MegatronProgram(SharedFacts):
     scatters_transfers: bool = True
     reruns_attention: bool = False
     balances_stages: bool = False
-    sends_once: bool = False
     overlaps_experts: bool = False
     overlaps_tensor: bool = False
     experts_at_once: int = 4
@@ -450,9 +452,6 @@ class ZeroProgram(SharedFacts):
     gathers_low
         Whether weights of low products can be cast before they are gathered. Their scales are found
         once in a step.
-    sends_once
-        Whether a token is sent once to each rank that holds any of its experts (see
-        `MegatronProgram`).
     experts_at_once
         Number of experts whose products run at the same time on a rank; infinite where one kernel
         forms all of them.
@@ -503,7 +502,6 @@ class ZeroProgram(SharedFacts):
     sums_replicas_each_step: bool = False
     reduces_once: bool = False
     gathers_low: bool = False
-    sends_once: bool = False
     experts_at_once: float = math.inf
 
     def __post_init__(self) -> None:
@@ -631,6 +629,9 @@ class MemoryForm:
         Tensors of the whole residual stream that have been reduced and scattered in a tensor group,
         and whose memory PyTorch's allocator holds back, because the GPU is so far behind the host
         that the collectives have not read them.
+    workspaces, expert_workspaces
+        Number of cuBLAS's workspaces that it holds for products besides torch's own, and the number
+        that it adds for the grouped products of experts (`Gpu.workspace_bytes`).
     """
 
     attention_factor: Quantity | None = None
@@ -649,8 +650,12 @@ class MemoryForm:
     tiles_mlp: bool = False
     overwrites_gates: bool = False
     held_back_tensors: Quantity | None = None
+    workspaces: int = 0
+    expert_workspaces: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("workspaces", "expert_workspaces"):
+            require_count("memory", name, getattr(self, name), least=0)
         for smallest, names in (
             (0.1, ("attention_factor", "mlp_factor")),
             (0.5, ("attention_output_bytes", "activation_input_bytes")),
@@ -784,14 +789,14 @@ class Engine:
                 f"job: precision is '{name[:40]}'; allowed with engine {self.name or 'ideal'}: "
                 f"{', '.join((*self.precisions, *alias))}"
             )
-        return self._low_precisions[0] if name == USUAL_LOW else name
+        return self.low_precisions[0] if name == USUAL_LOW else name
 
     def has_precision(self, name: str) -> bool:
         """Return whether the engine has the precision that a user's word means."""
-        return name in self.precisions or (name == USUAL_LOW and bool(self._low_precisions))
+        return name in self.precisions or (name == USUAL_LOW and bool(self.low_precisions))
 
     @property
-    def _low_precisions(self) -> list[str]:
+    def low_precisions(self) -> list[str]:
         """The precisions that cast operands, the usual one first."""
         return [precision for precision in self.precisions if precision != FULL]
 

@@ -110,6 +110,11 @@ class Gpu:
         Highest rate of a product over the advertised peak while the GPU trains; None where nothing
         but the clock bounds it. Long measurements of products reach the power limit and short ones
         do not, so that no one clock holds for all of them.
+    workspace_bytes
+        Workspace that cuBLAS is given for a product, where the program forms it by cuBLAS itself,
+        as Transformer Engine does; None where none is counted.
+    torch_workspace_bytes
+        Workspace that torch gives to each handle of cuBLAS; None where none is counted.
     """
 
     name: str
@@ -121,6 +126,8 @@ class Gpu:
     one_queue: bool = True
     training_clock_fraction: Quantity = Quantity(1.0, "assumed", "not measured: taken as the same")
     training_peak_fraction: Quantity | None = None
+    workspace_bytes: Quantity | None = None
+    torch_workspace_bytes: Quantity | None = None
 
     def __post_init__(self) -> None:
         owner = f"gpu '{self.name}'"

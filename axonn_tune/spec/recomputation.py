@@ -104,6 +104,15 @@ def broken_module_rules(model: Model, allowed: Sequence[str], text: str) -> list
     ]
 
 
+def runs_attention_again(text: str, attention: str, reruns_fused: bool) -> bool:
+    """Return whether selective recomputation runs attention again.
+
+    It forms the scores of unfused attention again, which take the memory. Fused attention saves
+    none, and is run again only where the engine does so all the same.
+    """
+    return text == "selective" and (attention == "unfused" or reruns_fused)
+
+
 def is_partial(text: str) -> bool:
     """Return whether a recomputation names a number of layers."""
     return text.startswith(_PARTIAL)

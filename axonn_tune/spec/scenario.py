@@ -11,6 +11,7 @@ import numpy as np
 
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
+from axonn_tune.spec.engine import value_or
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.learned import Learned
@@ -20,6 +21,12 @@ from axonn_tune.spec.plan import Array, Part, Size, StepPlan
 from axonn_tune.spec.resources import Resource, host_resources, resources
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.spec.track_record import NO_TRACK_RECORDS, TrackRecord, TrackRecords
+
+# torch has a handle of cuBLAS in each thread: one for the forward pass, and one of autograd's for
+# the backward pass. Each keeps its workspace (aten/src/ATen/cuda/CublasHandlePool.cpp,
+# getCurrentCUDABlasHandle: a thread reserves handles of its own, and each has a workspace for each
+# stream).
+TORCH_HANDLES = 2
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,14 @@ class Scenario:
         return replace(
             self.job, transposes_operands=gpu.transposes_operands, one_queue=gpu.one_queue
         )
+
+    @property
+    def workspace_bytes(self) -> float:
+        """The bytes of cuBLAS's workspaces on a rank: torch's, and those of the engine."""
+        gpu, memory = self.machine.gpu, self.strategy.engine.memory
+        of_torch = TORCH_HANDLES * value_or(gpu.torch_workspace_bytes, 0.0)
+        n_of_engine = memory.workspaces + (0 if self.model.is_dense else memory.expert_workspaces)
+        return of_torch + n_of_engine * value_or(gpu.workspace_bytes, 0.0)
 
     @property
     def sent_once(self) -> Experts | None:

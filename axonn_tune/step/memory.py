@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable
-from axonn_tune.spec.engine import HELD_BACK, HOST_ACTIVATIONS, HOST_COPIES
+from axonn_tune.spec.engine import HELD_BACK, HOST_ACTIVATIONS, HOST_COPIES, WORKSPACES
 from axonn_tune.spec.normal import NORMAL_90
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.scenario import Scenario
@@ -25,9 +25,10 @@ def memory_bytes(
 ) -> tuple[Array, dict[str, Array]]:
     """Return the peak memory of one rank, and its terms, for candidates that are alike.
 
-    The strategy states most terms. The machine's profile adds the fragmentation and the memory
-    that training cannot use. Offloaded terms take no memory of the GPU. The allocator holds memory
-    back only while there is room: PyTorch's waits for the GPU to release it before it fails.
+    The strategy states most terms. The engine and the GPU add the workspaces of products, and the
+    machine's profile the fragmentation and the memory that training cannot use. Offloaded terms
+    take no memory of the GPU. The allocator holds memory back only while there is room: PyTorch's
+    waits for the GPU to release it before it fails.
 
     Parameters
     ----------
@@ -47,6 +48,8 @@ def memory_bytes(
     for term in _ON_HOST_ONLY:
         terms.pop(term, None)
     held_back = terms.pop(HELD_BACK, None)
+    if scenario.workspace_bytes:
+        terms[WORKSPACES] = np.full(len(table), scenario.workspace_bytes)
     allocated = sum(terms.values(), start=np.zeros(len(table)))
     terms["fragmentation"] = allocated * reserve.fragmentation_fraction.value
     terms["reserved"] = np.full(len(table), reserve.reserved_bytes.value)

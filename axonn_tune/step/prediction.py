@@ -10,7 +10,12 @@ from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.engine import HELD_BACK
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.normal import NORMAL_90
-from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers, recomputed_modules
+from axonn_tune.spec.recomputation import (
+    is_partial,
+    n_recomputed_layers,
+    recomputed_modules,
+    runs_attention_again,
+)
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.memory import memory_interval_bytes
 
@@ -198,8 +203,8 @@ def hardware_flops(scenario: Scenario, recompute: str, n_chunks: int = 1) -> flo
     """
     model, job, engine = scenario.model, scenario.job, scenario.strategy.engine
     modules = recomputed_modules(recompute)
-    reruns_attention = engine.megatron.reruns_attention or job.attention == "unfused"
-    if recompute == "selective" and reruns_attention and not engine.zero.recomputes_products:
+    again = runs_attention_again(recompute, job.attention, engine.megatron.reruns_attention)
+    if again and not engine.zero.recomputes_products:
         modules = frozenset(("core_attn",))
     if modules:
         return scenario.model_flops + model.recomputed_module_flops(

@@ -97,6 +97,7 @@ def strategy_named(
 
 def _megatron(switches: Switches, engine: Engine, has_experts: bool) -> Strategy:
     """Return Megatron-LM's strategy; see `strategy_named`."""
+    _check_low_weights(switches)
     # Only strategies other than AxoNN's need this import, which takes 8 ms.
     from axonn_tune.strategies.megatron3d import megatron_of
 
@@ -214,6 +215,15 @@ def _check_sharding(switches: Switches, engine: Engine) -> None:
         raise InputError(
             f"--shard-gradients: engine {engine.name} reduces whole gradients at the end of a "
             "step; allowed: --engine bundled"
+        )
+
+
+def _check_low_weights(switches: Switches) -> None:
+    """Raise InputError if Megatron-Core would not store weights in a low format only."""
+    if switches.low_weights and switches.distributed_optimizer is False:
+        raise InputError(
+            "--low-weights stores weights in a low format with the distributed optimizer only; "
+            "leave out --no-distributed-optimizer"
         )
 
 

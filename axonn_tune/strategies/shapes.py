@@ -24,7 +24,12 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT, operand_bytes
-from axonn_tune.spec.recomputation import is_partial, n_recomputed_layers, recomputed_modules
+from axonn_tune.spec.recomputation import (
+    is_partial,
+    n_recomputed_layers,
+    recomputed_modules,
+    runs_attention_again,
+)
 
 FP32_BYTES = BYTES_PER_ELEMENT["fp32"]
 # A dropout mask holds one byte for each element.
@@ -689,9 +694,8 @@ class Shapes:
     @property
     def recomputes_attention(self) -> bool:
         """Whether the backward pass of a block runs attention again."""
-        is_rerun = self.reruns_attention or self.job.attention == "unfused"
-        is_selective = self.recompute == "selective" and is_rerun
-        return is_selective or "core_attn" in self.recomputed_modules
+        again = runs_attention_again(self.recompute, self.job.attention, self.reruns_attention)
+        return again or "core_attn" in self.recomputed_modules
 
     @property
     def recomputes_by_product(self) -> bool:

@@ -50,7 +50,7 @@ class StagedCommunication(ZeroCommunication):
         (group,), replicas = self._sharding.reduced_over, self._sharding.replicas
         size = table.size(group)
         reduced = []
-        for unit in self._units:
+        for unit in self.units:
             name = names.unit_gradient(unit.name, group)
             nbytes = np.full(len(table), unit.all_trained * message)
             host.memory_bound(f"{name}.pack", (size > 1) * 2.0 * nbytes, "copy")
@@ -60,7 +60,7 @@ class StagedCommunication(ZeroCommunication):
             reduced += [reduction, total]
         for name in reduced:
             host.wait(name)
-        received = [unit.all_trained / size * self._of_receipt(unit) for unit in self._units]
+        received = [unit.all_trained / size * self._of_receipt(unit) for unit in self.units]
         if np.any(sum(received) > 0):
             host.memory_bound("gradient.receive", sum(received, start=0.0), "cast")
         super().step_end(host)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.fetches import FETCHED_ONCE, BackwardFetches
@@ -89,6 +90,12 @@ class GatherUnit:
     def fp32_shard_bytes(self, job: Job) -> Size:
         """Return the bytes of a whole unit whose trained parameters are stored in fp32."""
         return _stored_bytes(job, self.parameters, self.trained, FP32_BYTES)
+
+
+def trained_share(units: Iterable[GatherUnit], table: CandidateTable, group: str) -> Array:
+    """Return how many trained parameters a rank holds if the ranks of a group share them."""
+    shares = (unit.all_trained / table.size(unit.sharded_over or group) for unit in units)
+    return sum(shares, start=np.zeros(len(table)))
 
 
 def gathers_per_block(sizes: Sequence[float], n_blocks: int, prefetch_elements: float) -> float:

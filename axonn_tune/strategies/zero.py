@@ -60,7 +60,7 @@ from axonn_tune.strategies.staged_communication import StagedCommunication
 from axonn_tune.strategies.step_plan import plan_key, step_plan
 from axonn_tune.strategies.torch_context import TorchRing
 from axonn_tune.strategies.transformer import Transformer
-from axonn_tune.strategies.units import GatherUnit, gathers_per_block
+from axonn_tune.strategies.units import GatherUnit, gathers_per_block, trained_share
 from axonn_tune.strategies.zero_communication import ZeroCommunication
 from axonn_tune.strategies.zero_memory import ZeroMemory
 
@@ -242,13 +242,14 @@ class Zero:
         second copy of the weights is made, or weights are gathered that stay.
         """
         shapes = self.shapes(model, job, table)
-        usual = Transformer(shapes, self.communication(shapes, sync=False))
+        communication = self.communication(shapes, sync=False)
+        usual = Transformer(shapes, communication)
         sharding = self.sharding
         differs = sharding.replicas or sharding.copy or sharding.reduced_once
         differs = differs or self.engine.zero.keeps_ends
         if not (differs or table.is_pipelined):
             return step_plan(usual)
-        synchronising = Transformer(shapes, self.communication(shapes, sync=True))
+        synchronising = Transformer(shapes, replace(communication, sync=True))
         return step_plan(usual, synchronising, aligns_gathers=False)
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
@@ -261,17 +262,17 @@ class Zero:
             return neediest(self._memory_of_stages(shapes))
         sharding = self.sharding
         offload = self.engine.offload_in(job)
+        units = self.units(shapes)
         if self.engine.zero.is_fsdp2:
-            terms = self._fsdp2_memory(shapes, self.units(shapes)).peak()
+            terms = self._fsdp2_memory(shapes, units).peak()
             if offload is not None:
                 # In the end the host holds all gradients, and the GPU holds none.
-                owned = self.trained_share(shapes, sharding.gradients)
+                owned = trained_share(units, table, sharding.gradients)
                 terms["gradients"] = owned * FP32_BYTES
             return terms
         transposes = self.gathers_low(job) and job.transposes_operands
-        ends = list(self.ends(shapes).values())
+        ends = list(self.ends(shapes, units[0]).values())
         sharing = self.shared_sequences(shapes)
-        units = self.units(shapes)
         memory = ZeroMemory(shapes, units, ends, sharding, self.engine, sharing, transposes)
         return memory.peak()
 
@@ -352,18 +353,7 @@ class Zero:
         """Return the communication of a usual micro-step, or of the synchronising one."""
         has_stages = shapes.table.is_pipelined
         kind = StagedCommunication if has_stages else ZeroCommunication
-        return kind(shapes, sync, self)
-
-    def trained_share(self, shapes: Shapes, group: str) -> Array:
-        """Return how many trained parameters a rank holds if the ranks of a group share them."""
-        table = shapes.table
-        return sum(
-            (
-                unit.all_trained / table.size(unit.sharded_over or group)
-                for unit in self.units(shapes)
-            ),
-            start=np.zeros(len(table)),
-        )
+        return kind(shapes, sync, self, self.units(shapes))
 
     def units(self, shapes: Shapes) -> tuple[GatherUnit, ...]:
         """Return the root (embedding, final norm and head) and the units of an average block.
@@ -374,13 +364,13 @@ class Zero:
         layers = layers_of_stage(shapes, 0, shapes.table)
         return self._units_of(shapes, layers, True, not shapes.table.is_pipelined)
 
-    def ends(self, shapes: Shapes) -> dict[str, GatherUnit]:
+    def ends(self, shapes: Shapes, root: GatherUnit) -> dict[str, GatherUnit]:
         """Return the parts of the root that are reduced by themselves.
 
         They are known by the layer whose gradient is formed last. A head that shares the
         embedding's weight has no gradient of its own.
         """
-        model, job, root = shapes.model, shapes.job, self.units(shapes)[0]
+        model, job = shapes.model, shapes.job
         is_apart = self.engine.zero.keeps_ends and not model.tied_embeddings and job.trains_head
         if not is_apart:
             return {"embedding": root}

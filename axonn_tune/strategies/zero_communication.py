@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size
 from axonn_tune.strategies.optimizer import clip_and_update, states_of
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES
-from axonn_tune.strategies.units import GatherUnit
+from axonn_tune.strategies.units import GatherUnit, trained_share
 from axonn_tune.strategies.zero_gathers import ZeroGathers
 
 # Bytes of an element of quantised gradients, with the fp16 scale of each group of 2048 elements
@@ -80,7 +80,7 @@ class ZeroCommunication(ZeroGathers):
     @cached_property
     def _ends(self) -> dict[str, GatherUnit]:
         """The parts of the root that are reduced by themselves."""
-        return self.options.ends(self.shapes)
+        return self.options.ends(self.shapes, self._root)
 
     def _add_whole_gradients(self, host: HostProgram) -> None:
         """Add gradients to those of earlier micro-steps, where each is reduced once in a step.
@@ -91,7 +91,7 @@ class ZeroCommunication(ZeroGathers):
         """
         table, element = self.shapes.table, self.shapes.element_bytes
         nbytes = np.zeros(len(table))
-        for unit in self._units:
+        for unit in self.units:
             is_alone = bool(unit.sharded_over) & (table.size(unit.sharded_over) == 1)
             of_sum = np.where(is_alone, element, self._message_element)
             is_converted = (self._share_added > 0.0) & (of_sum != element)
@@ -186,7 +186,7 @@ class ZeroCommunication(ZeroGathers):
         """Reduce the gradient of each norm and bias alone over all ranks, in 16 bits."""
         job, sharding = self.shapes.job, self._sharding
         vectors = (unit.parameters - unit.gathered) * job.trains_weights
-        whole = sum(each.count * (each.parameters - each.gathered) for each in self._units)
+        whole = sum(each.count * (each.parameters - each.gathered) for each in self.units)
         n_vectors = self.shapes.model.n_vectors * vectors / whole * self._packs_gradients
         nbytes = np.full(len(self.shapes.table), vectors * self._message_element)
         host.issue(_vector_reduction(unit), "reduce_scatter", nbytes, sharding.gradients, n_vectors)
@@ -299,15 +299,14 @@ class ZeroCommunication(ZeroGathers):
         shapes = self.shapes
         sharding = self._sharding
         element = shapes.element_bytes
-        trained_share = partial(self.options.trained_share, shapes)
         if sharding.outer:
-            shard_bytes = trained_share(sharding.gradients) * element
+            shard_bytes = trained_share(self.units, shapes.table, sharding.gradients) * element
             name = "gradient.states.reduce_scatter"
             host.run(name, "reduce_scatter", shard_bytes, sharding.outer)
         updated = clip_and_update(
             host,
             shapes.job,
-            owned=trained_share(sharding.states),
+            owned=trained_share(self.units, shapes.table, sharding.states),
             gradient_bytes=self._kept_element,
             norm_sums=self._norm_sums,
             # torch frees gradients (zero_grad of its optimizers) and does not clear them.
@@ -326,7 +325,7 @@ class ZeroCommunication(ZeroGathers):
         if keeps_vectors and shapes.job.trains_weights:
             self._gather_vectors(host, updated)
         if sharding.updated_over:
-            kept_bytes = trained_share(sharding.weights) * element
+            kept_bytes = trained_share(self.units, shapes.table, sharding.weights) * element
             name = names.WEIGHTS_ALL_GATHER
             host.issue(name, "all_gather", kept_bytes, sharding.updated_over, after=updated)
 
@@ -344,7 +343,7 @@ class ZeroCommunication(ZeroGathers):
         precompute_float8_dynamic_scale_for_fsdp).
         """
         size = self.shapes.table.size(self._sharding.weights)
-        read = sum(unit.count * unit.low for unit in self._units) / size * self._kept_element
+        read = sum(unit.count * unit.low for unit in self.units) / size * self._kept_element
         host.memory_bound(names.WEIGHT_SCALES, read, "reduce")
         n_weights = self.shapes.model.n_layers * len(self.shapes.model.block_products)
         groups = (self._sharding.weights, self.options.tensor_axis)
@@ -356,10 +355,10 @@ class ZeroCommunication(ZeroGathers):
     def _gather_vectors(self, host: HostProgram, updated: tuple[str, ...]) -> None:
         """Gather each updated norm and bias by itself, after the copies that `updated` names."""
         n_units = (int(self.shapes.job.trains_head), *(unit.n_trained for unit in self._in_block))
-        of_units = [unit.parameters - unit.gathered for unit in self._units]
+        of_units = [unit.parameters - unit.gathered for unit in self.units]
         vectors = sum(n * elements for n, elements in zip(n_units, of_units, strict=True))
         whole = sum(
-            unit.count * elements for unit, elements in zip(self._units, of_units, strict=True)
+            unit.count * elements for unit, elements in zip(self.units, of_units, strict=True)
         )
         full = np.full(len(self.shapes.table), vectors * self.shapes.element_bytes)
         group = self._sharding.weights

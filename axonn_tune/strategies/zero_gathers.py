@@ -43,9 +43,16 @@ class _Gather:
 
 @dataclass(frozen=True, eq=False)
 class ZeroGathers(AsyncTensorParallel):
-    """The gathers of ZeRO, and what its communication knows of engine and strategy."""
+    """The gathers of ZeRO, and what its communication knows of engine and strategy.
+
+    options
+        The strategy.
+    units
+        All units in which weights are gathered, the root first.
+    """
 
     options: Zero
+    units: tuple[GatherUnit, ...]
 
     @cached_property
     def _overlap(self) -> Overlap:
@@ -105,17 +112,12 @@ class ZeroGathers(AsyncTensorParallel):
     @property
     def _root(self) -> GatherUnit:
         """The unit of embedding, final norm and head."""
-        return self._units[0]
+        return self.units[0]
 
     @property
     def _in_block(self) -> tuple[GatherUnit, ...]:
         """The units of a block."""
-        return self._units[1:]
-
-    @cached_property
-    def _units(self) -> tuple[GatherUnit, ...]:
-        """All units in which weights are gathered."""
-        return self.options.units(self.shapes)
+        return self.units[1:]
 
     def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Run attention over sequences that several ranks share, if they do."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from axonn_tune.correlation import rank_correlation
 from axonn_tune.spec.validation import Outcome, Validation
 
 # The operation that causes an error is named where the error is at least this large.
@@ -77,12 +77,11 @@ def _rank_correlations(outcomes: Sequence[Outcome]) -> tuple[float | None, float
     """Return Spearman's rho and Kendall's tau-b."""
     if len(outcomes) < 3:
         return None, None
-    from scipy.stats import kendalltau, spearmanr
-
     predicted = [outcome.predicted.step_seconds for outcome in outcomes]
     measured = [outcome.measured_seconds for outcome in outcomes]
-    if len(set(predicted)) == 1 or len(set(measured)) == 1:
+    rho = rank_correlation(predicted, measured)
+    if rho is None:
         return None, None
-    rho = float(spearmanr(predicted, measured).statistic)
-    tau = float(kendalltau(predicted, measured).statistic)
-    return (None if math.isnan(rho) else rho), (None if math.isnan(tau) else tau)
+    from scipy.stats import kendalltau
+
+    return rho, float(kendalltau(predicted, measured).statistic)

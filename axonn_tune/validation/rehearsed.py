@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from axonn_tune.spec.candidates import Placements
-from axonn_tune.spec.engine import HELD_BACK
+from axonn_tune.spec.engine import HELD_BACK, WORKSPACES
 from axonn_tune.spec.groups import AxisGroups, axes_by_ranks
 from axonn_tune.spec.plan import (
     Attention,
@@ -39,8 +39,8 @@ SMALL_BYTES = 4096
 SAME_BYTES = 1e-3
 # Terms of the memory model that activations hold, besides the term of that name.
 _ALSO_ACTIVATIONS = ("working_set",)
-# Terms that are added to what tensors hold: by the profile of a machine, and by the allocator.
-NOT_OF_TENSORS = ("fragmentation", "reserved", HELD_BACK)
+# Terms that are added to what tensors hold: by the profile of a machine, the allocator and cuBLAS.
+NOT_OF_TENSORS = ("fragmentation", "reserved", HELD_BACK, WORKSPACES)
 
 
 @dataclass(frozen=True)

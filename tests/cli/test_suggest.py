@@ -330,3 +330,14 @@ def test_a_reason_and_a_page_can_be_asked_for_together(capsys, tmp_path):
     command = ["suggest", "--gpus", 8, "--model", "tiny", "--why-not", "1x1x4x2", "--html", page]
     code, out, _ = run_cli(capsys, *command)
     assert code == 0 and "1x1x4x2" in out and page.exists()
+
+
+@pytest.mark.parametrize("command", ["suggest", "compare", "scale", "report", "explain"])
+@pytest.mark.parametrize("strategy", ["megatron", "zero3"])
+def test_low_weights_without_low_products_are_refused_by_every_command(capsys, command, strategy):
+    gpus = ["--gpus", "8,16" if command == "scale" else "8"]
+    named = ["--strategies" if command == "compare" else "--strategy", strategy]
+    engine = [] if strategy == "megatron" else ["--engine", "torchtitan"]
+    grid = ["--grid", "tensor=1,shard=8,replica=1"] if command == "explain" else []
+    words = [command, *gpus, "--model", "llama3-8b", *named, *engine, *grid, "--low-weights"]
+    assert_refused(capsys, *words, culprit="--low-weights: precision is bf16")

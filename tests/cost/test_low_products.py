@@ -85,6 +85,14 @@ def test_a_product_of_fp32_is_that_of_16_bits_at_half_the_rate_and_bandwidth(m, 
     assert priced == pytest.approx(expected)
 
 
+def test_a_long_product_of_fp32_reaches_half_of_what_the_gpu_reaches_in_training():
+    machine = machine_with(bandwidth=1e15, bf16=PEAK)
+    machine = replace(machine, gpu=replace(machine.gpu, training_peak_fraction=quantity(0.1)))
+    product = Gemm("router", 8192.0, 8192.0, 8192.0, "NN", number_format="tf32")
+    seconds = KernelPrices(machine, JOB).seconds(product)
+    assert seconds == pytest.approx(product.flops / (0.1 * PEAK / 2))
+
+
 def test_a_machine_says_which_precisions_it_has():
     machine = machine_with(fp8=2 * PEAK)
     assert machine.gpu.precisions == ("bf16", "fp8-delayed", "fp8-current")

@@ -39,7 +39,7 @@ def allocation_errors(predicted):
 
 def test_what_is_allocated_is_met_within_two_percent(predicted):
     errors = allocation_errors(predicted)
-    assert len(errors) == 25 and np.mean(errors) < 0.008 and max(errors) < 0.02
+    assert len(errors) == 25 and np.mean(errors) < 0.006 and max(errors) < 0.015
     assert f"is met within {100 * np.mean(errors):.1f} % in the mean" in PAGE
 
 
@@ -52,15 +52,11 @@ def test_long_sequences_over_eight_gpus_are_met(predicted):
 
 
 def test_mixtures_of_experts_are_met(predicted):
-    """SimuMax misses these rows by 5.4 % in the mean.
-
-    All six allocate more than predicted. Of this 160 MiB are cuBLAS's workspaces, which no term has
-    (Transformer Engine 2.11, pytorch/cpp_extensions/gemm.py, get_cublas_workspace).
-    """
+    """SimuMax misses these rows by 5.4 % in the mean; all six allocate more than predicted."""
     mixtures = [(row, p) for row, p in predicted if row["expert"] != "1"]
     errors = [abs(p.step_seconds / float(row["step_seconds"]) - 1.0) for row, p in mixtures]
     assert len(mixtures) == 6 and np.mean(errors) < 0.07
-    assert np.mean(allocation_errors(mixtures)) < 0.009
+    assert np.mean(allocation_errors(mixtures)) < 0.006
 
 
 def test_steps_are_met_by_the_kernels_that_were_measured_on_that_node(predicted):

@@ -1,4 +1,4 @@
-"""Where parameters lie: boxes and flat ranges cover the whole once, on any grid."""
+"""Boxes and flat ranges say where parameters lie, and cover the whole once on any grid."""
 
 import itertools
 import math

@@ -49,6 +49,28 @@ def test_what_is_known_exactly_has_no_interval():
     assert not (exact.fits_tightly or exact.nearly_fits)
 
 
+@pytest.mark.parametrize(
+    ("machine", "engine", "model", "mib"),
+    [
+        # torch: two of 32 MiB on Hopper, or of 4 MiB and 4 MiB and 8 of 16 KiB on others.
+        ("dgx-h100", "nanotron", "llama3-8b", 64),
+        ("dgx-a100", "nanotron", "llama3-8b", 16.25),
+        ("frontier", "nanotron", "llama3-8b", 0),
+        # Transformer Engine: one of 32 MiB from Hopper on, of 4 MiB before, and four for experts.
+        ("dgx-h100", "megatron-core", "llama3-8b", 64 + 32),
+        ("dgx-a100", "megatron-core", "llama3-8b", 16.25 + 4),
+        ("dgx-b200", "nemo", "llama3-8b", 16.25 + 32),
+        ("dgx-b200", "megatron-core", "mixtral-8x7b", 16.25 + 5 * 32),
+    ],
+)
+def test_cublas_has_a_workspace_for_each_handle(machine, engine, model, mib):
+    search = build_search(model, 16, machine, engine=engine, strategy="megatron")
+    assert search.scenario.workspace_bytes == mib * 2**20
+    best = rank_candidates(search).prediction(0)
+    assert best.memory_terms_bytes.get("workspaces", 0.0) == mib * 2**20
+    assert sum(best.memory_terms_bytes.values()) == pytest.approx(best.memory_bytes)
+
+
 def test_what_nearly_fits_is_ranked_apart_and_a_margin_lets_it_in():
     ranking = rank_candidates(build_search("80b", 1024))
     near = ranking.near

@@ -128,7 +128,7 @@ def test_megatron_is_told_the_recipe(precision):
     assert all(flag in script for flag in FLAGS[precision])
     assert ("param-gather" in script.replace("--overlap-param-gather", "")) == is_low
     assert "--exp-avg-dtype bf16" in script
-    replicated = {**options, "distributed_optimizer": False}
+    replicated = {**options, "distributed_optimizer": False, "low_weights": None}
     with pytest.raises(InputError, match="leave out the one or --moments"):
         launch("llama3-8b", 64, LAYOUT, "dgx-b200", **replicated)
 

@@ -104,3 +104,29 @@ def test_a_page_of_all_strategies_gives_each_its_own_switches():
 def reduces_once(search):
     zero = search.scenario.strategy.engine.zero
     return replace(zero, reduces_once=True) == zero
+
+
+@pytest.mark.parametrize(
+    ("engine", "culprit"),
+    [
+        ("megatron-core", "precision is bf16, .* engine megatron-core: --precision fp8-delayed, "),
+        ("torchtitan", "precision is bf16, .* engine torchtitan: --precision fp8-current$"),
+        ("nanotron", "engine nanotron has no precision with weights in a low format"),
+    ],
+)
+def test_weights_are_low_only_beside_products_of_low_operands(engine, culprit):
+    strategy = load_engine(engine).strategies[0]
+    options = {"machine": "dgx-h100", "engine": engine, "strategy": strategy}
+    with pytest.raises(InputError, match=rf"^--low-weights: {culprit}"):
+        build_search("llama3-8b", 8, low_weights=True, **options)
+    build_search("llama3-8b", 8, low_weights=False, **options)
+    if engine != "nanotron":
+        build_search("llama3-8b", 8, low_weights=True, precision="fp8", **options)
+
+
+def test_weights_are_low_only_with_the_distributed_optimizer():
+    options = {"strategy": "megatron", "precision": "fp8", "low_weights": True}
+    with pytest.raises(
+        InputError, match=r"^--low-weights .*; leave out --no-distributed-optimizer"
+    ):
+        build_search("llama3-8b", 8, distributed_optimizer=False, **options)
