@@ -8,8 +8,9 @@ whichever lanes their axes occupy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
+from typing import cast
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from axonn_tune.cost.prices import (
     CollectivePrices,
     KernelPrices,
     Links,
+    SentSeconds,
     host_seconds,
     issued_seconds,
     lanes,
@@ -29,7 +31,7 @@ from axonn_tune.simulate.program import OpIndex
 from axonn_tune.simulate.step import PlayedStep, played_step
 from axonn_tune.spec.candidates import CandidateTable, Ints
 from axonn_tune.spec.machine import KernelRates, Machine
-from axonn_tune.spec.plan import Array, Collective, Gemm, HostCopy, Part, Size, Transfer
+from axonn_tune.spec.plan import Array, Collective, Compute, Gemm, HostCopy, Part, Size, Transfer
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.schedules import KernelTimes, Schedules
 
@@ -67,6 +69,8 @@ class Evaluator:
         Row of each candidate in the table of the plan, shape (C,).
     links
         What the groups of each axis get, by placement of the candidates.
+    sent
+        Times of collectives over these links that are known.
     """
 
     scenario: Scenario
@@ -74,6 +78,7 @@ class Evaluator:
     candidates: CandidateTable
     rows: Ints
     links: Links
+    sent: SentSeconds = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -100,15 +105,15 @@ class Evaluator:
         """Return the evaluator of the same candidates on another machine."""
         before = self.scenario.machine
         there = replace(self.scenario, machine=machine)
-        links = self.links
+        links, sent = self.links, self.sent
         kernels = self.kernels
         if not _share(before, machine, "links", "link_points", "ring_bandwidths"):
             placements = self.candidates.placements
-            links = placement_links(machine, placements, self.scenario.sent_once)
+            links, sent = placement_links(machine, placements, self.scenario.sent_once), {}
         same_rates = _without_slowdowns(before.kernels) == _without_slowdowns(machine.kernels)
         if not (same_rates and _share(before, machine, "gpu", "gemm", "host", "jitter_fraction")):
             kernels = KernelTimes(self.schedules, KernelPrices.of(there))
-        return replace(self, scenario=there, kernels=kernels, links=links)
+        return replace(self, scenario=there, kernels=kernels, links=links, sent=sent)
 
     def evaluate(self) -> Evaluation:
         """Return the times of every candidate of the table; see `play`."""
@@ -179,8 +184,11 @@ def _check_finite(machine: Machine, step: PlayedStep) -> None:
 def _play_chunks(evaluators: Sequence[Evaluator]) -> list[PlayedStep]:
     """Play the candidates chunk by chunk, on all machines at once."""
     n_candidates = len(evaluators[0].candidates)
+    collectives = [
+        CollectivePrices(each.links, each.candidates, each.rows, each.sent) for each in evaluators
+    ]
     chunks = [
-        _PlayedChunk(evaluators, slice(start, start + CHUNK_ROWS)).steps()
+        _PlayedChunk(evaluators, collectives, slice(start, start + CHUNK_ROWS)).steps()
         for start in range(0, n_candidates, CHUNK_ROWS)
     ]
     return [reduce(PlayedStep.joined, steps) for steps in zip(*chunks, strict=True)]
@@ -206,32 +214,41 @@ def _kernel_seconds(kernels: KernelTimes, part: Part) -> Size:
     seconds: Size = 0.0
     shapes = kernels.schedules.shape_of
     rows = np.arange(shapes.size)
-    for i, phase in enumerate(part.phases):
-        indices = [(i, j) for j, op in enumerate(phase.operations) if not isinstance(op, Transfer)]
-        if indices:
-            seconds += phase.repeats * kernels.in_a_row(part, tuple(indices), rows, shapes)
+    for phase in part.phases:
+        own = [op for op in phase.operations if not isinstance(op, Transfer)]
+        if own:
+            seconds += phase.repeats * kernels.in_a_row(own, rows, shapes)
     return seconds
 
 
 class _PlayedChunk:
     """The played parts of one chunk of candidates on M machines; each part is played once."""
 
-    def __init__(self, evaluators: Sequence[Evaluator], chunk: slice) -> None:
+    def __init__(
+        self,
+        evaluators: Sequence[Evaluator],
+        collectives: Sequence[CollectivePrices],
+        chunk: slice,
+    ) -> None:
         self._evaluators = evaluators
+        self._collectives = collectives
+        self._chunk = chunk
         self._schedules = evaluators[0].schedules
         self._rows = evaluators[0].rows[chunk]
         self._shapes = self._schedules.shape_of[self._rows]
         candidates = evaluators[0].candidates.take(chunk)
         self._plan = self._schedules.plan.of(candidates, self._rows)
-        self._collectives = _collectives(evaluators, candidates, self._rows)
         group_lanes = lanes(evaluators[0].links)[:, candidates.placement]
         self._lanes = np.tile(group_lanes, len(evaluators))
+        self._sent: dict[tuple[str, str], Array] = {}
         self._played: dict[str, list[Played]] = {}
 
     def steps(self) -> list[PlayedStep]:
         """Return the step on each machine."""
         return [
-            played_step(self._plan, partial(self._part, i), prices.seconds)
+            played_step(
+                self._plan, partial(self._part, i), partial(prices.seconds, chunk=self._chunk)
+            )
             for i, prices in enumerate(self._collectives)
         ]
 
@@ -243,7 +260,9 @@ class _PlayedChunk:
 
     def _play(self, part: Part) -> list[Played]:
         """Play a part on all machines, for the candidates on the first machine first."""
-        least = np.stack([prices.least_seconds(part.phases) for prices in self._collectives])
+        least = np.stack(
+            [prices.least_seconds(part.phases, self._chunk) for prices in self._collectives]
+        )
         n_machines = len(self._evaluators)
         rows = np.tile(self._rows, n_machines)
         program, sharing = self._schedules.program(part, rows, self._lanes)
@@ -267,9 +286,10 @@ class _PlayedChunk:
 
     def _kernels(self, part: Part, indices: tuple[OpIndex, ...]) -> Array:
         """Return the time of kernels that run back to back, shape (M, chunk)."""
+        kernels = [cast(Compute, part.phases[i].operations[j]) for i, j in indices]
         return _on_machines(
             [
-                evaluator.kernels.in_a_row(part, indices, self._rows, self._shapes)
+                evaluator.kernels.in_a_row(kernels, self._rows, self._shapes)
                 for evaluator in self._evaluators
             ]
         )
@@ -279,7 +299,12 @@ class _PlayedChunk:
         phase_index, operation_index = index
         operation = part.phases[phase_index].operations[operation_index]
         if isinstance(operation, Collective):
-            return _on_machines([prices.seconds(operation) for prices in self._collectives])
+            key = (operation.name, operation.axis)
+            if key not in self._sent:
+                self._sent[key] = _on_machines(
+                    [prices.seconds(operation, self._chunk) for prices in self._collectives]
+                )
+            return self._sent[key]
         assert isinstance(operation, HostCopy)
         prices = [evaluator.kernels.prices for evaluator in self._evaluators]
         plan_shape = self._schedules.table.placement.shape
@@ -316,18 +341,6 @@ class _PlayedChunk:
 def _on_machines(priced: Sequence[Array]) -> Array:
     """Return the times of one operation on M machines as one array, shape (M, chunk)."""
     return priced[0][None] if len(priced) == 1 else np.stack(priced)
-
-
-def _collectives(
-    evaluators: Sequence[Evaluator], table: CandidateTable, rows: Ints
-) -> list[CollectivePrices]:
-    """Return the prices on each machine; machines with the links of the first one share them."""
-    links = evaluators[0].links
-    first = CollectivePrices(links, table, rows)
-    return [
-        first if evaluator.links is links else CollectivePrices(evaluator.links, table, rows)
-        for evaluator in evaluators
-    ]
 
 
 def interference(machine: Machine) -> Interference:

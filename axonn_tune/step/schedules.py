@@ -7,13 +7,13 @@ depend (`Strategy.compute_key`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Sequence
 
 import numpy as np
 
 from axonn_tune.cost.prices import KernelPrices
 from axonn_tune.simulate.lanes import LaneSharing, shared_lanes
-from axonn_tune.simulate.program import OpIndex, Program, compile_program
+from axonn_tune.simulate.program import Program, compile_program
 from axonn_tune.spec.candidates import CandidateTable, Ints, distinct
 from axonn_tune.spec.plan import (
     Array,
@@ -96,62 +96,47 @@ class KernelTimes:
         self.prices = prices
         self.schedules = schedules
         self._of_shapes: dict[str, Array] = {}
-        self._of_work: dict[Hashable, Array] = {}
-        self._in_a_row: dict[tuple[str, tuple[OpIndex, ...]], tuple[Array, Array]] = {}
+        self._in_a_row: dict[tuple[str, ...], tuple[Array, Array | None]] = {}
 
     def of_shapes(self, kernel: Compute) -> Array:
         """Return the time of a kernel for each distinct shape, shape (K,)."""
         if kernel.name not in self._of_shapes:
             operation = self.schedules.shape_operation(kernel)
             assert not isinstance(operation, Transfer)
-            work = _work_of(operation)
-            if work not in self._of_work:
-                shape = self.schedules.shape_rows.shape
-                self._of_work[work] = np.broadcast_to(self.prices.seconds(operation), shape)
-            self._of_shapes[kernel.name] = self._of_work[work]
+            seconds = self.prices.seconds_once(operation)
+            self._of_shapes[kernel.name] = np.broadcast_to(seconds, self.schedules.shape_rows.shape)
         return self._of_shapes[kernel.name]
 
-    def in_a_row(self, part: Part, indices: tuple[OpIndex, ...], rows: Ints, shapes: Ints) -> Array:
+    def in_a_row(self, kernels: Sequence[Compute], rows: Ints, shapes: Ints) -> Array:
         """Return the time of kernels that run back to back, shape (C,).
 
         Parameters
         ----------
-        part, indices
-            The kernels.
+        kernels : sequence of Compute
         rows, shapes : arrays of int, shape (C,)
             Rows of the plan, and the shape of each of them.
         """
-        key = (part.name, indices)
+        key = tuple([kernel.name for kernel in kernels])
         if key not in self._in_a_row:
-            self._in_a_row[key] = self._added_up(part, indices)
+            self._in_a_row[key] = self._added_up(kernels)
         of_shapes, of_rows = self._in_a_row[key]
-        return of_shapes[shapes] + (of_rows[rows] if of_rows.ndim else of_rows)
+        seconds = of_shapes[shapes]
+        return seconds if of_rows is None else seconds + of_rows[rows]
 
-    def _added_up(self, part: Part, indices: tuple[OpIndex, ...]) -> tuple[Array, Array]:
-        """Return the times of some kernels of a part, added up.
+    def _added_up(self, kernels: Sequence[Compute]) -> tuple[Array, Array | None]:
+        """Return the times of some kernels, added up.
 
-        They come by shape where shapes suffice, shape (K,), and by row of the plan otherwise, where
-        one number may stand for all.
+        They come by shape where shapes suffice, shape (K,), and by row of the plan otherwise; None
+        if no kernel has a time for each row.
         """
         of_shapes = np.zeros(self.schedules.shape_rows.shape)
         of_rows = np.zeros(())
-        for i, j in indices:
-            kernel = part.phases[i].operations[j]
-            assert not isinstance(kernel, Transfer)
+        for kernel in kernels:
             if self.schedules.shape_suffices(kernel):
                 of_shapes = of_shapes + self.of_shapes(kernel)
             else:
-                of_rows = of_rows + self.prices.seconds(kernel)
-        return of_shapes, of_rows
-
-
-def _work_of(kernel: Compute) -> Hashable:
-    """Return all on which the price of a kernel depends: kernels of other names may be alike."""
-    return type(kernel), *(
-        value.tobytes() if isinstance(value, np.ndarray) else value
-        for key, value in vars(kernel).items()
-        if key not in ("name", "waits_for")
-    )
+                of_rows = of_rows + self.prices.seconds_once(kernel)
+        return (of_shapes, of_rows) if of_rows.ndim else (of_shapes + of_rows, None)
 
 
 def distinct_shapes(compute_key: tuple[str, ...], table: CandidateTable) -> tuple[Ints, Ints]:
