@@ -20,7 +20,7 @@ from axonn_tune.cost.grouped import GroupedProducts
 from axonn_tune.cost.host import copy_seconds, update_seconds
 from axonn_tune.cost.links import AxisLinks, KindLinks, axis_links
 from axonn_tune.cost.memory_bound import memory_bound_seconds, strided_excess_seconds
-from axonn_tune.spec.candidates import CandidateTable, Ints, distinct
+from axonn_tune.spec.candidates import CandidateTable, Ints, Rows, distinct
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import (
@@ -287,7 +287,7 @@ class CollectivePrices:
         self._seconds: dict[tuple[str, str], Array] = {}
         self._known = {} if known is None else known
 
-    def seconds(self, operation: Collective, chunk: slice = slice(None)) -> Array:
+    def seconds(self, operation: Collective, chunk: Rows = slice(None)) -> Array:
         """Return the time of a collective for a chunk of the candidates.
 
         Collectives of one name over one group have equal sizes in the whole plan. They are priced
@@ -310,7 +310,7 @@ class CollectivePrices:
             self._known[key] = _seconds(operation, self._senders.size(operation.axis), links)
         return self._known[key]
 
-    def least_seconds(self, phases: Iterable[Phase], chunk: slice = slice(None)) -> Array:
+    def least_seconds(self, phases: Iterable[Phase], chunk: Rows = slice(None)) -> Array:
         """Return the least time in which the links can carry what the phases send, for a chunk.
 
         Collectives of different axes may run at the same time, on different lanes, and still pass

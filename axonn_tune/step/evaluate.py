@@ -29,13 +29,13 @@ from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.player import Played, play
 from axonn_tune.simulate.program import OpIndex
 from axonn_tune.simulate.step import PlayedStep, played_step
-from axonn_tune.spec.candidates import CandidateTable, Ints
+from axonn_tune.spec.candidates import CandidateTable, Ints, distinct
 from axonn_tune.spec.machine import KernelRates, Machine
 from axonn_tune.spec.plan import Array, Collective, Compute, Gemm, HostCopy, Part, Size, Transfer
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.schedules import KernelTimes, Schedules
 
-CHUNK_ROWS = 16384
+CHUNK_ROWS = 8192
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,16 +182,25 @@ def _check_finite(machine: Machine, step: PlayedStep) -> None:
 
 
 def _play_chunks(evaluators: Sequence[Evaluator]) -> list[PlayedStep]:
-    """Play the candidates chunk by chunk, on all machines at once."""
-    n_candidates = len(evaluators[0].candidates)
+    """Play the candidates chunk by chunk, on all machines at once.
+
+    Candidates whose groups share links alike stand together, so that a chunk has few ways of it.
+    """
+    candidates = evaluators[0].candidates
     collectives = [
         CollectivePrices(each.links, each.candidates, each.rows, each.sent) for each in evaluators
     ]
+    group_lanes = lanes(evaluators[0].links)
+    _, alike = distinct(*group_lanes)
+    by_lanes = np.argsort(alike[candidates.placement], kind="stable")
     chunks = [
-        _PlayedChunk(evaluators, collectives, slice(start, start + CHUNK_ROWS)).steps()
-        for start in range(0, n_candidates, CHUNK_ROWS)
+        _PlayedChunk(
+            evaluators, collectives, group_lanes, by_lanes[start : start + CHUNK_ROWS]
+        ).steps()
+        for start in range(0, len(candidates), CHUNK_ROWS)
     ]
-    return [reduce(PlayedStep.joined, steps) for steps in zip(*chunks, strict=True)]
+    in_turn = np.argsort(by_lanes)
+    return [reduce(PlayedStep.joined, steps).take(in_turn) for steps in zip(*chunks, strict=True)]
 
 
 def least_step(kernels: KernelTimes) -> PlayedStep:
@@ -228,7 +237,8 @@ class _PlayedChunk:
         self,
         evaluators: Sequence[Evaluator],
         collectives: Sequence[CollectivePrices],
-        chunk: slice,
+        group_lanes: Ints,
+        chunk: Ints,
     ) -> None:
         self._evaluators = evaluators
         self._collectives = collectives
@@ -238,8 +248,7 @@ class _PlayedChunk:
         self._shapes = self._schedules.shape_of[self._rows]
         candidates = evaluators[0].candidates.take(chunk)
         self._plan = self._schedules.plan.of(candidates, self._rows)
-        group_lanes = lanes(evaluators[0].links)[:, candidates.placement]
-        self._lanes = np.tile(group_lanes, len(evaluators))
+        self._lanes = np.tile(group_lanes[:, candidates.placement], len(evaluators))
         self._sent: dict[tuple[str, str], Array] = {}
         self._played: dict[str, list[Played]] = {}
 
