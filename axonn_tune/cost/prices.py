@@ -7,7 +7,7 @@ and the least time in which links can carry all messages.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -20,7 +20,7 @@ from axonn_tune.cost.grouped import GroupedProducts
 from axonn_tune.cost.host import copy_seconds, update_seconds
 from axonn_tune.cost.links import AxisLinks, KindLinks, axis_links
 from axonn_tune.cost.memory_bound import memory_bound_seconds, strided_excess_seconds
-from axonn_tune.spec.candidates import CandidateTable, Ints
+from axonn_tune.spec.candidates import CandidateTable, Ints, Rows, distinct
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import (
@@ -72,6 +72,14 @@ class KernelPrices:
         self._clock_fraction = machine.gpu.training_clock(attention_share)
         self._slowest_rank = slowest_rank_factor(machine, job.n_gpus)
         self._n_on_node = min(machine.ranks_per_node, job.n_gpus)
+        self._known: dict[Hashable, Array] = {}
+
+    def seconds_once(self, operation: Compute) -> Array:
+        """Return the same as `seconds`, which may be known: kernels of other names may be alike."""
+        work = _work_of(operation)
+        if work not in self._known:
+            self._known[work] = self.seconds(operation)
+        return self._known[work]
 
     def seconds(self, operation: Compute) -> Array:
         """Return the time of a kernel on the slowest rank, in the shape of its sizes.
@@ -148,6 +156,15 @@ class KernelPrices:
         return priced.products.interpolation_error
 
 
+def _work_of(kernel: Compute) -> Hashable:
+    """Return all on which the price of a kernel depends."""
+    return type(kernel), *(
+        value.tobytes() if isinstance(value, np.ndarray) else value
+        for key, value in vars(kernel).items()
+        if key not in ("name", "waits_for")
+    )
+
+
 def host_seconds(
     phases: Iterable[Phase],
     table: CandidateTable,
@@ -216,48 +233,69 @@ def lanes(links: Links) -> np.ndarray:
     return np.where(level < 0, 0, first_of_lane)
 
 
+# Times of collectives by all on which they depend.
+SentSeconds: TypeAlias = dict[Hashable, Array]
+
+
 class CollectivePrices:
     """The prices of a plan's collectives for the candidates of a table.
 
-    Candidates may be like some of those that the plan describes: `rows` are the rows of their sizes
-    in the plan, shape (C,); None where the plan describes just these candidates.
+    Candidates that differ only in what they recompute send equal messages, and are priced once.
+
+    Parameters
+    ----------
+    links : Links
+        Links of the placements of the table.
+    table : CandidateTable
+    rows : array of int, shape (C,), or None
+        Rows of the plan that the candidates are like; None where it describes just these.
+    known : SentSeconds or None
+        Prices that are known already over the same links, to which those found here are added.
     """
 
-    def __init__(self, links: Links, table: CandidateTable, rows: Ints | None = None) -> None:
+    def __init__(
+        self,
+        links: Links,
+        table: CandidateTable,
+        rows: Ints | None = None,
+        known: SentSeconds | None = None,
+    ) -> None:
         self._links = links
         self._table = table
-        self._rows = rows
-        self._n_ranks: dict[str, Array] = {}
+        self._rows = np.arange(len(table)) if rows is None else rows
+        senders, self._sender_of = distinct(table.placement, table.micro_batch, table.n_virtual)
+        self._senders = table.take(senders)
+        self._sender_rows = self._rows[senders]
+        self._placements = self._senders.placement.tobytes()
         self._links_of: dict[tuple[str, str], KindLinks] = {}
         self._seconds: dict[tuple[str, str], Array] = {}
-        self._seconds_of_sizes: dict[tuple[str, str, bytes, bytes], Array] = {}
+        self._known = {} if known is None else known
 
-    def seconds(self, operation: Collective) -> Array:
-        """Return the time of a collective, shape (C,).
+    def seconds(self, operation: Collective, chunk: Rows = slice(None)) -> Array:
+        """Return the time of a collective for a chunk of the candidates.
 
         Collectives of one name over one group have equal sizes in the whole plan. They are priced
         once, and so are all others with equal bytes and calls, such as those of the other pass.
         """
         key = (operation.name, operation.axis)
         if key not in self._seconds:
-            self._seconds[key] = self._sent(operation)
-        return self._seconds[key]
+            self._seconds[key] = self._sent(sized(operation, self._sender_rows))
+        return self._seconds[key][self._sender_of[chunk]]
 
     def _sent(self, operation: Collective) -> Array:
-        """Return the time of a collective, which may be known from another one, shape (C,)."""
+        """Return the time of a collective for all senders, which may be known from another one."""
         nbytes, n_calls = (
             np.asarray(size, dtype=np.float64).tobytes()
             for size in (operation.nbytes, operation.n_calls)
         )
-        key = (operation.kind, operation.axis, nbytes, n_calls)
-        if key not in self._seconds_of_sizes:
+        key = (operation.kind, operation.axis, self._placements, nbytes, n_calls)
+        if key not in self._known:
             links = self._kind_links(operation.axis, operation.kind)
-            sent = operation if self._rows is None else sized(operation, self._rows)
-            self._seconds_of_sizes[key] = _seconds(sent, self._size(operation.axis), links)
-        return self._seconds_of_sizes[key]
+            self._known[key] = _seconds(operation, self._senders.size(operation.axis), links)
+        return self._known[key]
 
-    def least_seconds(self, phases: Iterable[Phase]) -> Array:
-        """Return the least time in which the links can carry what the phases send, shape (C,).
+    def least_seconds(self, phases: Iterable[Phase], chunk: Rows = slice(None)) -> Array:
+        """Return the least time in which the links can carry what the phases send, for a chunk.
 
         Collectives of different axes may run at the same time, on different lanes, and still pass
         through the same links, for example the links of a GPU itself.
@@ -269,25 +307,22 @@ class CollectivePrices:
                 if isinstance(op, Collective):
                     key = (op.axis, op.kind)
                     sent[key] = sent.get(key, 0.0) + repeats * op.nbytes
-        by_level = np.zeros((1, len(self._table)))
+        table, rows = self._table.take(chunk), self._rows[chunk]
+        occupied = {
+            axis: self._links[axis].occupied_s_per_byte[:, table.placement] for axis, _ in sent
+        }
+        by_level = np.zeros((next(map(len, occupied.values()), 1), len(table)))
         for (axis, kind), nbytes in sent.items():
-            if self._rows is not None and np.ndim(nbytes):
-                nbytes = np.asarray(nbytes)[self._rows]
-            occupied = self._links[axis].occupied_s_per_byte[:, self._table.placement]
-            by_level = by_level + moved_fraction(kind, self._size(axis)) * nbytes * occupied
+            if np.ndim(nbytes):
+                nbytes = np.asarray(nbytes)[rows]
+            by_level += moved_fraction(kind, table.size(axis)) * nbytes * occupied[axis]
         return by_level.max(axis=0)
 
-    def _size(self, axis: str) -> Array:
-        """Return the number of ranks in each candidate's group of an axis."""
-        if axis not in self._n_ranks:
-            self._n_ranks[axis] = self._table.size(axis)
-        return self._n_ranks[axis]
-
     def _kind_links(self, axis: str, kind: str) -> KindLinks:
-        """Return the links of a kind of collective over each candidate's group of an axis."""
+        """Return the links of a kind of collective over each sender's group of an axis."""
         key = (axis, kind)
         if key not in self._links_of:
-            self._links_of[key] = self._links[axis].kinds[kind].take(self._table.placement)
+            self._links_of[key] = self._links[axis].kinds[kind].take(self._senders.placement)
         return self._links_of[key]
 
 

@@ -8,7 +8,7 @@ whichever lanes their axes occupy.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from axonn_tune.cost.prices import (
     CollectivePrices,
     KernelPrices,
     Links,
+    SentSeconds,
     host_seconds,
     issued_seconds,
     lanes,
@@ -68,6 +69,8 @@ class Evaluator:
         Row of each candidate in the table of the plan, shape (C,).
     links
         What the groups of each axis get, by placement of the candidates.
+    sent
+        Times of collectives over these links that are known.
     """
 
     scenario: Scenario
@@ -75,6 +78,7 @@ class Evaluator:
     candidates: CandidateTable
     rows: Ints
     links: Links
+    sent: SentSeconds = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -101,15 +105,15 @@ class Evaluator:
         """Return the evaluator of the same candidates on another machine."""
         before = self.scenario.machine
         there = replace(self.scenario, machine=machine)
-        links = self.links
+        links, sent = self.links, self.sent
         kernels = self.kernels
         if not _share(before, machine, "links", "link_points", "ring_bandwidths"):
             placements = self.candidates.placements
-            links = placement_links(machine, placements, self.scenario.sent_once)
+            links, sent = placement_links(machine, placements, self.scenario.sent_once), {}
         same_rates = _without_slowdowns(before.kernels) == _without_slowdowns(machine.kernels)
         if not (same_rates and _share(before, machine, "gpu", "gemm", "host", "jitter_fraction")):
             kernels = KernelTimes(self.schedules, KernelPrices.of(there))
-        return replace(self, scenario=there, kernels=kernels, links=links)
+        return replace(self, scenario=there, kernels=kernels, links=links, sent=sent)
 
     def evaluate(self) -> Evaluation:
         """Return the times of every candidate of the table; see `play`."""
@@ -175,8 +179,9 @@ def _check_finite(machine: Machine, step: PlayedStep) -> None:
 def _play_chunks(evaluators: Sequence[Evaluator]) -> list[PlayedStep]:
     """Play the candidates chunk by chunk, on all machines at once."""
     n_candidates = len(evaluators[0].candidates)
+    collectives = _collectives(evaluators)
     chunks = [
-        _PlayedChunk(evaluators, slice(start, start + CHUNK_ROWS)).steps()
+        _PlayedChunk(evaluators, collectives, slice(start, start + CHUNK_ROWS)).steps()
         for start in range(0, n_candidates, CHUNK_ROWS)
     ]
     return [reduce(PlayedStep.joined, steps) for steps in zip(*chunks, strict=True)]
@@ -212,8 +217,15 @@ def _kernel_seconds(kernels: KernelTimes, part: Part) -> Size:
 class _PlayedChunk:
     """The played parts of one chunk of candidates on M machines; each part is played once."""
 
-    def __init__(self, evaluators: Sequence[Evaluator], chunk: slice) -> None:
+    def __init__(
+        self,
+        evaluators: Sequence[Evaluator],
+        collectives: Sequence[CollectivePrices],
+        chunk: slice,
+    ) -> None:
         self._evaluators = evaluators
+        self._collectives = collectives
+        self._chunk = chunk
         self._schedules = evaluators[0].schedules
         self._rows = evaluators[0].rows[chunk]
         self._shapes = self._schedules.shape_of[self._rows]
@@ -221,7 +233,7 @@ class _PlayedChunk:
         self._plan = self._schedules.plan.of(candidates, self._rows)
         self._kernel_seconds: dict[tuple[str, ...], Array] = {}
         self._kernel_times = [evaluator.kernels for evaluator in evaluators]
-        self._collectives = _collectives(evaluators, candidates, self._rows)
+        self._message_seconds: dict[tuple[str, str], Array] = {}
         slowdowns = [_slowdowns(evaluator.scenario.machine) for evaluator in evaluators]
         self._interference = Interference.of_machines(slowdowns, self._rows.size)
         group_lanes = lanes(evaluators[0].links)[:, candidates.placement]
@@ -231,7 +243,9 @@ class _PlayedChunk:
     def steps(self) -> list[PlayedStep]:
         """Return the step on each machine."""
         return [
-            played_step(self._plan, partial(self._part, i), prices.seconds)
+            played_step(
+                self._plan, partial(self._part, i), partial(prices.seconds, chunk=self._chunk)
+            )
             for i, prices in enumerate(self._collectives)
         ]
 
@@ -243,7 +257,9 @@ class _PlayedChunk:
 
     def _play(self, part: Part) -> list[Played]:
         """Play a part on all machines, for the candidates on the first machine first."""
-        least = _on_machines(self._collectives, lambda prices: prices.least_seconds(part.phases))
+        least = _on_machines(
+            self._collectives, lambda prices: prices.least_seconds(part.phases, self._chunk)
+        )
         n_machines = len(self._evaluators)
         rows = np.tile(self._rows, n_machines)
         program, sharing = self._schedules.program(part, rows, self._lanes)
@@ -282,7 +298,12 @@ class _PlayedChunk:
         phase_index, operation_index = index
         operation = part.phases[phase_index].operations[operation_index]
         if isinstance(operation, Collective):
-            return _on_machines(self._collectives, lambda prices: prices.seconds(operation))
+            key = (operation.name, operation.axis)
+            if key not in self._message_seconds:
+                self._message_seconds[key] = _on_machines(
+                    self._collectives, lambda prices: prices.seconds(operation, self._chunk)
+                )
+            return self._message_seconds[key]
         assert isinstance(operation, HostCopy)
         plan_shape = self._schedules.table.placement.shape
         return _on_machines(
@@ -326,15 +347,15 @@ def _on_machines(priced: Sequence[T], price: Callable[[T], Array]) -> Array:
     return np.stack([times[each] for each in priced])
 
 
-def _collectives(
-    evaluators: Sequence[Evaluator], table: CandidateTable, rows: Ints
-) -> list[CollectivePrices]:
+def _collectives(evaluators: Sequence[Evaluator]) -> list[CollectivePrices]:
     """Return the prices on each machine; machines with the links of the first one share them."""
-    links = evaluators[0].links
-    first = CollectivePrices(links, table, rows)
+    usual = evaluators[0]
+    prices = CollectivePrices(usual.links, usual.candidates, usual.rows, usual.sent)
     return [
-        first if evaluator.links is links else CollectivePrices(evaluator.links, table, rows)
-        for evaluator in evaluators
+        prices
+        if each.links is usual.links
+        else CollectivePrices(each.links, each.candidates, each.rows, each.sent)
+        for each in evaluators
     ]
 
 

@@ -7,7 +7,7 @@ depend (`Strategy.compute_key`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -96,19 +96,15 @@ class KernelTimes:
         self.prices = prices
         self.schedules = schedules
         self._of_shapes: dict[str, Array] = {}
-        self._of_work: dict[Hashable, Array] = {}
-        self._in_a_row: dict[tuple[str, ...], tuple[Array, Array]] = {}
+        self._in_a_row: dict[tuple[str, ...], tuple[Array, Array | None]] = {}
 
     def of_shapes(self, kernel: Compute) -> Array:
         """Return the time of a kernel for each distinct shape, shape (K,)."""
         if kernel.name not in self._of_shapes:
             operation = self.schedules.shape_operation(kernel)
             assert not isinstance(operation, Transfer)
-            work = _work_of(operation)
-            if work not in self._of_work:
-                shape = self.schedules.shape_rows.shape
-                self._of_work[work] = np.broadcast_to(self.prices.seconds(operation), shape)
-            self._of_shapes[kernel.name] = self._of_work[work]
+            seconds = self.prices.seconds_once(operation)
+            self._of_shapes[kernel.name] = np.broadcast_to(seconds, self.schedules.shape_rows.shape)
         return self._of_shapes[kernel.name]
 
     def in_a_row(self, kernels: Sequence[Compute], rows: Ints, shapes: Ints) -> Array:
@@ -124,13 +120,14 @@ class KernelTimes:
         if key not in self._in_a_row:
             self._in_a_row[key] = self._added_up(kernels)
         of_shapes, of_rows = self._in_a_row[key]
-        return of_shapes[shapes] + (of_rows[rows] if of_rows.ndim else of_rows)
+        seconds = of_shapes[shapes]
+        return seconds if of_rows is None else seconds + of_rows[rows]
 
-    def _added_up(self, kernels: Sequence[Compute]) -> tuple[Array, Array]:
+    def _added_up(self, kernels: Sequence[Compute]) -> tuple[Array, Array | None]:
         """Return the times of some kernels, added up.
 
-        They come by shape where shapes suffice, shape (K,), and by row of the plan otherwise, where
-        one number may stand for all.
+        They come by shape where shapes suffice, shape (K,), and by row of the plan otherwise; None
+        if no kernel has a time for each row.
         """
         of_shapes = np.zeros(self.schedules.shape_rows.shape)
         of_rows = np.zeros(())
@@ -138,22 +135,13 @@ class KernelTimes:
             if self.schedules.shape_suffices(kernel):
                 of_shapes = of_shapes + self.of_shapes(kernel)
             else:
-                of_rows = of_rows + self.prices.seconds(kernel)
-        return of_shapes, of_rows
+                of_rows = of_rows + self.prices.seconds_once(kernel)
+        return (of_shapes, of_rows) if of_rows.ndim else (of_shapes + of_rows, None)
 
 
 def names_of(kernels: Iterable[Compute]) -> tuple[str, ...]:
     """Return the names of kernels, by which their prices are known in the whole plan."""
     return tuple([kernel.name for kernel in kernels])
-
-
-def _work_of(kernel: Compute) -> Hashable:
-    """Return all on which the price of a kernel depends: kernels of other names may be alike."""
-    return type(kernel), *(
-        value.tobytes() if isinstance(value, np.ndarray) else value
-        for key, value in vars(kernel).items()
-        if key not in ("name", "waits_for")
-    )
 
 
 def distinct_shapes(compute_key: tuple[str, ...], table: CandidateTable) -> tuple[Ints, Ints]:

@@ -19,7 +19,7 @@ from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.searching import build_search
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.configuration import Configuration
-from axonn_tune.spec.layout import grid_layout
+from axonn_tune.spec.layout import AXONN_AXES, grid_layout
 from axonn_tune.spec.machine import RingShare
 from axonn_tune.spec.plan import Attention, Collective
 from axonn_tune.spec.points import AttentionPoint, LinkPoint, MemoryPoint
@@ -180,7 +180,8 @@ def test_only_collectives_that_send_the_same_share_a_price():
     machine = machine_of()
     table = CandidateTable.single(Configuration(grid_layout(1, 1, 4, 4)))
     links = placement_links(machine, table.placements)
-    prices = CollectivePrices(links, table)
+    known = {}
+    prices = CollectivePrices(links, table, known=known)
     first = Collective("first", "all_gather", np.array([1e9]), "z")
     same = replace(first, name="same", nbytes=np.array([1e9]))
     others = [
@@ -189,10 +190,30 @@ def test_only_collectives_that_send_the_same_share_a_price():
         replace(first, name="axis", axis="data"),
         replace(first, name="kind", kind="all_reduce"),
     ]
-    assert prices.seconds(same) is prices.seconds(first)
+    assert prices.seconds(same) == prices.seconds(first)
+    assert len(known) == 1
     for other in others:
         assert prices.seconds(other) == CollectivePrices(links, table).seconds(other)
         assert prices.seconds(other) != prices.seconds(first)
+
+
+def test_candidates_that_recompute_differently_share_a_price():
+    machine = machine_of()
+    configuration = Configuration(grid_layout(1, 1, 4, 4), micro_batch=2)
+    more = replace(configuration, recompute="full")
+    other = replace(configuration, micro_batch=4)
+    table = CandidateTable.of([configuration, other], AXONN_AXES)
+    table = table.joined(table.executed("full", 1)).take(np.array([0, 3, 2, 1]))
+    assert table.configuration(2) == more
+    known = {}
+    prices = CollectivePrices(placement_links(machine, table.placements), table, known=known)
+    sent = Collective("sent", "all_gather", np.array([1e9, 2e9, 1e9, 2e9]), "z")
+    got = prices.seconds(sent)
+    (of_senders,) = known.values()
+    assert of_senders.shape == (2,)
+    np.testing.assert_array_equal(got, of_senders[[0, 1, 0, 1]])
+    assert got[1] > got[0]
+    np.testing.assert_array_equal(prices.seconds(sent, slice(1, 3)), got[1:3])
 
 
 def test_a_floor_of_shared_links_is_no_longer_than_what_was_measured():
