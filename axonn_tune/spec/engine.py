@@ -63,6 +63,8 @@ HOST_COPIES = "host_copies"
 HOST_ACTIVATIONS = "host_activations"
 # The term of freed memory that the allocator cannot give to other tensors yet.
 HELD_BACK = "held_back"
+# The part of that term which is there only if the host of a pipeline's stage runs ahead of its GPU.
+QUEUED = "queued"
 # The packages on PyPI with which engines are run.
 PACKAGES = ("axonn", "deepspeed", "megatron-core")
 # The key of the form of all kernels that an engine does not name.
@@ -627,6 +629,16 @@ class MemoryForm:
         Tensors of the whole residual stream that have been reduced and scattered in a tensor group,
         and whose memory PyTorch's allocator holds back, because the GPU is so far behind the host
         that the collectives have not read them.
+    counts_segments
+        Whether the terms count what the allocator reserves, so that the machine's share of
+        fragmentation is not added.
+    logit_block_bytes
+        Bytes for each logit of the largest tensor at the loss, whose memory is of no use to the
+        next one once another tensor is cut out of it.
+    kept_streams
+        Tensors of the whole residual stream that a tensor group gathers in and keeps.
+    workspace_bytes
+        Bytes of the workspaces of products, half of them for the backward pass.
     """
 
     attention_factor: Quantity | None = None
@@ -645,6 +657,10 @@ class MemoryForm:
     tiles_mlp: bool = False
     overwrites_gates: bool = False
     held_back_tensors: Quantity | None = None
+    counts_segments: bool = False
+    logit_block_bytes: Quantity | None = None
+    kept_streams: Quantity | None = None
+    workspace_bytes: Quantity | None = None
 
     def __post_init__(self) -> None:
         for name, smallest in (
@@ -657,6 +673,8 @@ class MemoryForm:
             ("attention_output_bytes", 0.5),
             ("activation_input_bytes", 0.5),
             ("held_back_tensors", 0.0),
+            ("logit_block_bytes", 0.0),
+            ("kept_streams", 0.0),
         ):
             quantity = getattr(self, name)
             if quantity is not None:
