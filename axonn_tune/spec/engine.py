@@ -595,6 +595,8 @@ class MemoryForm:
     attention_factor, mlp_factor
         Ratio of the bytes that attention, or the MLP after its first product, saves for the
         backward pass to those that fused kernels save.
+    grouped_attention_factor
+        The first of these ratios where query heads share keys and values; None for the same.
     logit_bytes
         Bytes for each logit at the loss; None for the logits and their copy in fp32.
     split_logit_bytes
@@ -642,6 +644,7 @@ class MemoryForm:
     """
 
     attention_factor: Quantity | None = None
+    grouped_attention_factor: Quantity | None = None
     mlp_factor: Quantity | None = None
     logit_bytes: Quantity | None = None
     split_logit_bytes: Quantity | None = None
@@ -665,6 +668,7 @@ class MemoryForm:
     def __post_init__(self) -> None:
         for name, smallest in (
             ("attention_factor", 0.1),
+            ("grouped_attention_factor", 0.1),
             ("mlp_factor", 0.1),
             ("logit_bytes", 0.0),
             ("split_logit_bytes", 0.0),

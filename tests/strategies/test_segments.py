@@ -24,12 +24,12 @@ SAVED = 16 * 4096 * 2 * (10 * 2048 + 4 * 8192)
 LOGITS = 4096 * 131072
 
 
-def nanotron(global_batch, micro_batch=1, sharded=False, **sizes):
+def nanotron(global_batch, micro_batch=1, sharded=False, n_kv_heads=32, **sizes):
     model = llama(
         n_layers=16,
         hidden_size=2048,
         n_heads=32,
-        n_kv_heads=32,
+        n_kv_heads=n_kv_heads,
         ffn_hidden_size=8192,
         vocab_size=131072,
         seq_len=4096,
@@ -61,6 +61,14 @@ def test_what_was_reserved_without_tensor_parallelism_is_met(micro_batch, sizes,
     """All of these numbers are of the Ultra-Scale Playbook; nothing is fitted to them."""
     held_gib = first_stage_bytes(nanotron(256, micro_batch, **sizes)) / GIB
     assert held_gib == pytest.approx(measured_gib, rel=0.02)
+
+
+def test_queries_keep_their_joint_copy_with_keys_and_values_only_where_no_heads_share():
+    """Two and a half widths of attention with a quarter of the keys, instead of six."""
+    saved = [nanotron(256, n_kv_heads=n, data=8).memory_terms_bytes["activations"] for n in (32, 8)]
+    assert saved[0] == pytest.approx(SAVED, rel=0.005)
+    # q, its output, and k and v of a quarter of the heads
+    assert saved[1] == pytest.approx(SAVED - 16 * 4096 * 2 * 2048 * (6 - 2.5), rel=0.005)
 
 
 def test_nothing_is_added_for_fragmentation_where_the_engine_counts_segments():
