@@ -382,17 +382,21 @@ of a step (log_memory), so that what was allocated could not grow with the micro
 number does. Nothing is fitted: an engine's file counts the bytes in its code. Without the assumed
 fragmentation, what Megatron-Core allocates on B200 is met within 0.5 % in the mean (a test holds
 it). nanotron's rows scatter: layouts that differ in their number of replicas only, and that must
-hold the same, were measured 4 % from their median in the mean, and up to 78 % apart. Their
-allocator also holds what it has reserved for tensors that are gone, but that the GPU has yet to
-reduce and scatter: 53 of them without a pipeline, where the host is a full queue of launches ahead.
-There the median error is 4.2 %, and 6.5 % with stages; without these tensors it would be 9.0 %
-where there are no stages. With stages it is 3.1 % for the 112 runs that are set apart, whose hosts
-seem to wait until each message has passed, and 7.6 % for the others, of which many hold such
-tensors, too; these are not predicted. One layout of 8B stands in its table twice: 19.0 s with 19.2
-GiB, and 88.9 s with 17.8 GiB. The nine runs that reserved 70 GiB or more took 2.7 to 7.7 times as
-long as predicted; four of them are set apart, and the others have no faster run of their kind
-beside them. Megatron-Bridge publishes no memory: its rows only say whether what ran was predicted
-to fit."""
+hold the same, were measured 4 % from their median in the mean, and up to 78 % apart. What its
+allocator keeps beside its tensors (strategies/segments.py) was found by replaying the allocations
+of its first steps through a model of PyTorch's allocator. That replay meets the 17 runs without
+tensor and pipeline parallelism within 0.2 GiB, but for one. The allocator also holds what it has
+reserved for tensors that are gone, but that the GPU has yet to reduce and scatter: 53 of them
+without a pipeline, where the host is a full queue of launches ahead, and in a stage those of two
+passes, if its kernels take longer than its host. Whether the host was ahead is what is known least:
+runs were measured that hold all of these tensors, and others of the same kind that hold none.
+Without stages the median error is 3.6 %, and 6.0 % with stages; without all that is kept beside the
+tensors it would be 19.5 % where there are no stages. With stages it is 4.7 % for the 112 runs that
+are set apart, whose hosts seem to wait until each message has passed, and 6.5 % for the others. One
+layout of 8B stands in its table twice: 19.0 s with 19.2 GiB, and 88.9 s with 17.8 GiB. The nine
+runs that reserved 70 GiB or more took 2.7 to 7.7 times as long as predicted; four of them are set
+apart, and the others have no faster run of their kind beside them. Megatron-Bridge publishes no
+memory: its rows only say whether what ran was predicted to fit."""
 
 
 def markdown_table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> str:

@@ -66,6 +66,8 @@ HOST_ACTIVATIONS = "host_activations"
 WORKSPACES = "workspaces"
 # The term of freed memory that the allocator cannot give to other tensors yet.
 HELD_BACK = "held_back"
+# The part of that term which is there only if the host of a pipeline's stage runs ahead of its GPU.
+QUEUED = "queued"
 # The packages on PyPI with which engines are run.
 PACKAGES = ("axonn", "deepspeed", "megatron-core")
 # The key of the form of all kernels that an engine does not name.
@@ -595,6 +597,8 @@ class MemoryForm:
     attention_factor, mlp_factor
         Ratio of the bytes that attention, or the MLP after its first product, saves for the
         backward pass to those that fused kernels save.
+    grouped_attention_factor
+        The first of these ratios where query heads share keys and values; None for the same.
     logit_bytes
         Bytes for each logit at the loss; None for the logits and their copy in fp32.
     split_logit_bytes
@@ -632,9 +636,18 @@ class MemoryForm:
     workspaces, expert_workspaces
         Number of cuBLAS's workspaces that it holds for products besides torch's own, and the number
         that it adds for the grouped products of experts (`Gpu.workspace_bytes`).
+    counts_segments
+        Whether the terms count what the allocator reserves, so that the machine's share of
+        fragmentation is not added.
+    logit_block_bytes
+        Bytes for each logit of the largest tensor at the loss, whose memory is of no use to the
+        next one once another tensor is cut out of it.
+    kept_streams
+        Tensors of the whole residual stream that a tensor group gathers in and keeps.
     """
 
     attention_factor: Quantity | None = None
+    grouped_attention_factor: Quantity | None = None
     mlp_factor: Quantity | None = None
     logit_bytes: Quantity | None = None
     split_logit_bytes: Quantity | None = None
@@ -652,15 +665,19 @@ class MemoryForm:
     held_back_tensors: Quantity | None = None
     workspaces: int = 0
     expert_workspaces: int = 0
+    counts_segments: bool = False
+    logit_block_bytes: Quantity | None = None
+    kept_streams: Quantity | None = None
 
     def __post_init__(self) -> None:
         for name in ("workspaces", "expert_workspaces"):
             require_count("memory", name, getattr(self, name), least=0)
         for smallest, names in (
-            (0.1, ("attention_factor", "mlp_factor")),
+            (0.1, ("attention_factor", "grouped_attention_factor", "mlp_factor")),
             (0.5, ("attention_output_bytes", "activation_input_bytes")),
             (0.0, ("logit_bytes", "split_logit_bytes", "unsummed_bytes")),
             (0.0, ("dummy_gradient_bytes", "held_back_tensors")),
+            (0.0, ("logit_block_bytes", "kept_streams")),
         ):
             _require_facts("memory", self, names, smallest, LARGEST_FACTOR)
 

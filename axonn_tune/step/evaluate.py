@@ -132,6 +132,23 @@ class Evaluator:
         seconds, _, _ = reduce(PlayedStep.joined, steps).times()
         return seconds.reshape(len(machines), -1)
 
+    def runs_ahead(self) -> np.ndarray:
+        """Return whether the host issues the passes of a micro-step before their kernels have run.
+
+        The result has shape (C,). Messages are left out, so that it is so at least there.
+        """
+        plan = self.schedules.plan
+        table = self.schedules.table
+        factor = self.scenario.machine.kernels.issue_factor.value
+        ahead = np.zeros(len(table))
+        for times, parts in plan.last_passes:
+            for part in parts:
+                waits = self.scenario.wait_seconds_per_rank(plan, part)
+                issue = self.scenario.issue_seconds
+                of_host = host_seconds(part.phases, table, issue, factor, waits)
+                ahead = ahead + times * (_kernel_seconds(self.kernels, part) - of_host)
+        return (ahead > 0.0)[self.rows]
+
     def squared_product_seconds(self) -> Array:
         """Return the squares of the times of all products of a micro-step, added up, shape (C,).
 

@@ -8,7 +8,13 @@ from typing import TypeVar
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable
-from axonn_tune.spec.engine import HELD_BACK, HOST_ACTIVATIONS, HOST_COPIES, WORKSPACES
+from axonn_tune.spec.engine import (
+    HELD_BACK,
+    HOST_ACTIVATIONS,
+    HOST_COPIES,
+    QUEUED,
+    WORKSPACES,
+)
 from axonn_tune.spec.normal import NORMAL_90
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.scenario import Scenario
@@ -21,19 +27,25 @@ Bytes = TypeVar("Bytes", float, Array)
 
 
 def memory_bytes(
-    scenario: Scenario, table: CandidateTable, in_first_stage: bool = False
+    scenario: Scenario,
+    table: CandidateTable,
+    in_first_stage: bool = False,
+    runs_ahead: np.ndarray | None = None,
 ) -> tuple[Array, dict[str, Array]]:
     """Return the peak memory of one rank, and its terms, for candidates that are alike.
 
     The strategy states most terms. The engine and the GPU add the workspaces of products, and the
-    machine's profile the fragmentation and the memory that training cannot use. Offloaded terms
-    take no memory of the GPU. The allocator holds memory back only while there is room: PyTorch's
-    waits for the GPU to release it before it fails.
+    machine's profile the fragmentation, unless the engine counts what its allocator reserves, and
+    the memory that training cannot use. Offloaded terms take no memory of the GPU. The allocator
+    holds memory back only while there is room: before it fails, PyTorch's waits for the GPU, and
+    returns all that it has cached (release_cached_blocks in c10/cuda/CUDACachingAllocator.cpp).
 
     Parameters
     ----------
     in_first_stage
         Whether the rank is one in the first stage, instead of the one that needs most.
+    runs_ahead : bool array, shape (C,), optional
+        Where the host of a stage runs ahead of its GPU (`Evaluator.runs_ahead`); nowhere if None.
 
     Returns
     -------
@@ -48,15 +60,20 @@ def memory_bytes(
     for term in _ON_HOST_ONLY:
         terms.pop(term, None)
     held_back = terms.pop(HELD_BACK, None)
+    queued = terms.pop(QUEUED, 0.0)
+    if held_back is not None and runs_ahead is not None:
+        held_back = held_back + queued * runs_ahead
     if scenario.workspace_bytes:
         terms[WORKSPACES] = np.full(len(table), scenario.workspace_bytes)
     allocated = sum(terms.values(), start=np.zeros(len(table)))
-    terms["fragmentation"] = allocated * reserve.fragmentation_fraction.value
+    is_counted = scenario.strategy.engine.memory.counts_segments
+    terms["fragmentation"] = allocated * reserve.fragmentation_fraction.value * (not is_counted)
     terms["reserved"] = np.full(len(table), reserve.reserved_bytes.value)
     needed = allocated + terms["fragmentation"] + terms["reserved"]
     if held_back is None:
         return needed, terms
-    total = np.maximum(needed, np.minimum(needed + held_back, scenario.memory_capacity_bytes))
+    with_all = needed + held_back
+    total = np.where(with_all <= scenario.memory_capacity_bytes, with_all, needed)
     terms[HELD_BACK] = total - needed
     return total, terms
 

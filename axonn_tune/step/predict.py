@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from axonn_tune.cost import paper
 from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.prices import KernelPrices, Links
@@ -108,7 +110,8 @@ def predictions_of(
 
     `paper_seconds` is their communication time by AxoNN's own equations, None if they have none.
     """
-    total_bytes, terms_bytes = memory_bytes(scenario, table)
+    runs_ahead = _runs_ahead(scenario, table)
+    total_bytes, terms_bytes = memory_bytes(scenario, table, runs_ahead=runs_ahead)
     host_bytes = host_memory_bytes(scenario, table)
     n_microsteps = table.n_microsteps(scenario.job.global_batch)
     return [
@@ -122,10 +125,18 @@ def predictions_of(
             memory_terms_bytes={term: float(nbytes[row]) for term, nbytes in terms_bytes.items()},
             memory_bytes=float(total_bytes[row]),
             host_memory_bytes=float(host_bytes[row]),
+            runs_ahead=bool(runs_ahead[row]),
             paper_communication_seconds=_entry(paper_seconds, row),
         )
         for row in range(len(table))
     ]
+
+
+def _runs_ahead(scenario: Scenario, table: CandidateTable) -> np.ndarray:
+    """Return where the host of a stage runs ahead, if what the allocator holds depends on it."""
+    if scenario.strategy.engine.memory.held_back_tensors is None or not table.is_pipelined:
+        return np.zeros(len(table), dtype=bool)
+    return Evaluator.of(scenario, table).runs_ahead()
 
 
 def _entry(column: Array | None, row: int) -> float | None:
@@ -139,7 +150,8 @@ def first_stage_bytes(prediction: Prediction) -> float:
         return prediction.allocator_bytes
     scenario = prediction.scenario
     table = candidate_table(scenario, prediction.configuration)
-    total, terms = memory_bytes(scenario, table, in_first_stage=True)
+    runs_ahead = np.array([prediction.runs_ahead])
+    total, terms = memory_bytes(scenario, table, in_first_stage=True, runs_ahead=runs_ahead)
     return float(total[0] - terms["reserved"][0])
 
 

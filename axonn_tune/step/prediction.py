@@ -38,6 +38,8 @@ class Prediction:
         Peak memory of one rank, by term and in all.
     host_memory_bytes
         Bytes of the host's memory that the ranks of a node take.
+    runs_ahead
+        Whether the host of a stage is known to run ahead of its GPU (`Evaluator.runs_ahead`).
     paper_communication_seconds
         Communication time by AxoNN's own equations; None for layouts that are no grids.
     place
@@ -59,6 +61,7 @@ class Prediction:
     memory_terms_bytes: Mapping[str, float]
     memory_bytes: float
     host_memory_bytes: float = 0.0
+    runs_ahead: bool = False
     paper_communication_seconds: float | None = None
     place: int = 1
     spread_fraction: float | None = None

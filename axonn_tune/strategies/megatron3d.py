@@ -22,7 +22,7 @@ from functools import partial
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import HELD_BACK, IDEAL, RING, Engine, value_or
+from axonn_tune.spec.engine import HELD_BACK, IDEAL, QUEUED, RING, Engine, value_or
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, PIPELINE, TENSOR, Axes
 from axonn_tune.spec.model import Model
@@ -58,6 +58,7 @@ from axonn_tune.strategies.pipeline import (
     memory_of_stages,
     neediest,
 )
+from axonn_tune.strategies.segments import Segments
 from axonn_tune.strategies.sequence_parallel import broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 from axonn_tune.strategies.step_plan import plan_key, step_plan
@@ -316,7 +317,8 @@ class Megatron3D:
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of one rank by term, each of shape (C,)."""
-        return neediest(self._memory_of_stages(model, job, table), self.engine.host_terms(job))
+        spare = {*self.engine.host_terms(job), HELD_BACK, QUEUED}
+        return neediest(self._memory_of_stages(model, job, table), spare)
 
     def first_stage_memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of a rank in the first stage by term, each of shape (C,)."""
@@ -442,40 +444,74 @@ class Megatron3D:
             two_blocks = 2.0 * (trained - outside) / len(above)
             summed = owned + np.where(replicas > 1, outside + two_blocks, 0.0)
         memory = self.engine.memory
-        stand_beside = (replicas > 1) | (shapes.table.n_stages > 1)
-        unsummed_bytes = stand_beside * value_or(memory.unsummed_bytes, 0.0)
+        segments = Segments(shapes, held, last)
+        states = self.states(job)
         n_dummies = elements_of_kinds(shapes, layers, last)
         has_dummies = self.fused_accumulation and job.trains_weights
         dummy_bytes = value_or(memory.dummy_gradient_bytes, 0.0) * has_dummies
         context = context_parallelism(self.context_kind, shapes)
         saved, working = held_by_blocks(shapes, above, last, context)
         moved = moved_by_layers(shapes, layers, chunk)
+        embedding = first * model.head.parameters / shapes.table.size("tensor")
+        unsummed = self._unsummed(segments, trained, embedding, len(above) * saved)
         return {
             "weights": (uncast + adapters) * job.element_bytes + matrices * kept_weight_bytes(job),
-            "gradients": summed * (self.gradient_bytes(job) + unsummed_bytes),
-            "optimizer_states": owned * self.states(job).nbytes,
+            "gradients": summed * self.gradient_bytes(job) + unsummed,
+            "optimizer_states": owned * states.nbytes,
             **host_copies(job, self.engine.offload_in(job), owned),
             **host_activations(job, held * moved),
             "activations": held * (shapes.saved_by_layers(saved, chunk) - moved)
             + n_modules * saved_by_module(shapes),
-            "working_set": working + largest_moved(shapes, layers) + n_dummies * dummy_bytes,
-            **self._held_back(shapes, len(above)),
+            "working_set": working
+            + largest_moved(shapes, layers)
+            + n_dummies * dummy_bytes
+            + segments.kept_bytes,
+            **self._held_back(segments, len(above), trained, owned * states.moments_bytes),
         }
 
-    def _held_back(self, shapes: Shapes, n_layers: int) -> dict[str, Array]:
+    def _unsummed(
+        self, segments: Segments, trained: Array, embedding: Array, of_one: Array
+    ) -> Array | float:
+        """Return the bytes of a pass's gradients beside their sums; 0 where no engine says so.
+
+        Replicas that reduce all of them have buckets for them. `embedding` is the number of its
+        parameters, and `of_one` the bytes of one micro-batch's activations.
+        """
+        if self.engine.memory.unsummed_bytes is None:
+            return 0.0
+        nbytes = self.engine.memory.unsummed_bytes.value
+        table = segments.shapes.table
+        matrices = nbytes * (trained - embedding)
+        beside = segments.unsummed_bytes(matrices, nbytes * embedding, of_one)
+        beside = beside * (table.n_stages > 1)
+        if self.distributed_optimizer:
+            return beside
+        return np.where(table.size(self.replicas) > 1, nbytes * trained, beside)
+
+    def _held_back(
+        self, segments: Segments, n_layers: int, trained: Array, moments_bytes: Array
+    ) -> dict[str, Array]:
         """Return the bytes that the allocator holds back; no term where no engine says so.
 
         Each pass of a layer reduces and scatters two tensors. At the end of a forward pass, the
-        tensors of the preceding backward pass count, too. Between the stages of a pipeline the host
-        waits for shapes, and is never far ahead.
+        tensors of the preceding backward pass count, too; a stage has none before all stages have
+        a micro-batch. Between stages the host waits before each backward pass, and may need longer
+        than the GPU.
         """
         most = self.engine.memory.held_back_tensors
-        table = shapes.table
-        if most is None or table.n_stages > 1:
+        if most is None:
             return {}
-        n_passes = np.minimum(table.n_microsteps(shapes.job.global_batch), 2)
-        n_tensors = np.minimum(2 * n_layers * n_passes, most.value)
-        return {HELD_BACK: n_tensors * shapes.stream_bytes * (table.size("tensor") > 1)}
+        shapes, table = segments.shapes, segments.shapes.table
+        n_micro = table.n_microsteps(shapes.job.global_batch)
+        has_preceding = n_micro > table.n_stages
+        n_tensors = np.minimum(2 * n_layers * (1 + has_preceding), most.value)
+        queued = n_tensors * shapes.stream_bytes * (table.size("tensor") > 1)
+        replicas = table.size(self.replicas)
+        weights = trained * shapes.element_bytes * self.distributed_optimizer * (replicas > 1)
+        in_stages = queued * (table.n_stages > 1)
+        states = moments_bytes, weights, replicas
+        nbytes = segments.held_back_bytes(*states, n_micro, queued - in_stages)
+        return {HELD_BACK: nbytes, QUEUED: in_stages}
 
     def owned_share(self, shapes: Shapes, stored: Array, experts: Size) -> Array:
         """Return the number of parameters whose optimizer states a rank holds if they are sharded.

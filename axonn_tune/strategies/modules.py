@@ -13,7 +13,6 @@ the MLP, which ``mlp`` includes, and the norm before attention that is not laten
 from __future__ import annotations
 
 from axonn_tune.spec.blocks import Block
-from axonn_tune.spec.engine import value_or
 from axonn_tune.spec.plan import Size
 from axonn_tune.strategies.experts import ExpertShapes, experts_of
 from axonn_tune.strategies.shapes import Shapes
@@ -75,8 +74,7 @@ def _of_attention(shapes: Shapes, score_bytes: Size) -> Size:
     modules = shapes.recomputed_modules
     nbytes: Size = 0.0
     if "mla_up_proj" in modules:
-        factor = value_or(shapes.memory.attention_factor, 1.0)
-        nbytes = nbytes + factor * shapes.up_projected_bytes
+        nbytes = nbytes + shapes.attention_factor * shapes.up_projected_bytes
     if "core_attn" in modules:
         nbytes = nbytes + score_bytes
         if shapes.job.saves_attention_cast:

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from axonn_tune.spec.blocks import Block
-from axonn_tune.spec.engine import HOST_ACTIVATIONS, value_or
+from axonn_tune.spec.engine import HOST_ACTIVATIONS
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.offload import LAYER_INPUTS, LAYERS, offloaded_layers, offloaded_modules
 from axonn_tune.spec.plan import Array, Size
@@ -102,7 +102,7 @@ def _of_attention(shapes: Shapes) -> dict[str, Size]:
     The latter is the same tensor as attention's output, unless the product saves a cast copy.
     """
     modules = shapes.recomputed_modules
-    factor = value_or(shapes.memory.attention_factor, 1.0)
+    factor = shapes.attention_factor
     proj = shapes.linears["proj"]
     inputs: Size = 0.0
     if shapes.model.latent_attention is None:

@@ -41,7 +41,12 @@ class States(NamedTuple):
     @property
     def nbytes(self) -> float:
         """The bytes of one parameter's moments and of its master weight."""
-        return N_MOMENTS * self.moment_bytes + self.master_bytes
+        return self.moments_bytes + self.master_bytes
+
+    @property
+    def moments_bytes(self) -> float:
+        """The bytes of one parameter's moments."""
+        return N_MOMENTS * self.moment_bytes
 
 
 # What the optimizer of a mixed precision keeps, all in fp32.

@@ -283,16 +283,16 @@ def memory_of_stages(
 
 
 def neediest(
-    of_stages: Iterable[dict[str, Array]], host_terms: Collection[str] = ()
+    of_stages: Iterable[dict[str, Array]], spare_terms: Collection[str] = ()
 ) -> dict[str, Array]:
     """Return the bytes by term of the rank that needs most (`memory_of_stages`).
 
-    Terms in the host's memory (`host_terms`) do not count when the largest is chosen.
+    Terms that no GPU must have room for (`spare_terms`) do not count when the largest is chosen.
     """
     stages = list(of_stages)
     if len(stages) == 1:
         return stages[0]
-    kept = [term for term in stages[0] if term not in host_terms]
+    kept = [term for term in stages[0] if term not in spare_terms]
     needed = np.array([np.sum([terms[term] for term in kept], axis=0) for terms in stages])
     place = needed.argmax(axis=0)
     return {term: np.choose(place, [terms[term] for terms in stages]) for term in stages[0]}

@@ -474,7 +474,15 @@ class Shapes:
             saved = saved + self.head_norm_bytes
         else:
             saved = saved + self.latent_bytes + self.up_projected_bytes
-        return saved * value_or(self.memory.attention_factor, 1.0)
+        return saved * self.attention_factor
+
+    @property
+    def attention_factor(self) -> float:
+        """The ratio of the bytes that attention saves to those that fused kernels save."""
+        factor = self.memory.attention_factor
+        if self.model.n_kv_heads < self.model.n_heads:
+            factor = self.memory.grouped_attention_factor or factor
+        return value_or(factor, 1.0)
 
     @property
     def _saved_after_attention(self) -> Array | float:

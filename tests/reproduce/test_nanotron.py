@@ -163,7 +163,7 @@ def test_the_page_says_what_the_allocator_holds_back(rows, timed):
     median = {name: f"{100 * np.median(of_runs):.1f} %" for name, of_runs in errors.items()}
     text = " ".join(PAGE.split())
     assert f"the median error is {median['held']}, and {median['staged']} with stages" in text
-    assert f"it would be {median['given']} where there are no stages" in text
+    assert f"the tensors it would be {median['given']} where there are no stages" in text
     n_asleep = len(errors["asleep"])
     assert f"it is {median['asleep']} for the {n_asleep} runs that are set apart" in text
     assert f"and {median['awake']} for the others" in text

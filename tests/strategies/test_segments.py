@@ -1,0 +1,120 @@
+"""What PyTorch's allocator keeps beside the tensors of a stage, against nanotron's measured runs.
+
+The sums by hand are those of a replay of the allocations of nanotron's first steps.
+"""
+
+import math
+
+import pytest
+from worlds import llama
+
+from axonn_tune.io.presets import load_engine, load_machine
+from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.layout import Layout
+from axonn_tune.spec.scenario import Scenario
+from axonn_tune.step.predict import first_stage_bytes, predict
+from axonn_tune.strategies.megatron3d import megatron_of
+
+GIB = 2**30
+# 16 layers of 2048 features, of which an MLP has 8192, and one embedding of 131072 words.
+PARAMETERS = 16 * (4 * 2048**2 + 3 * 2048 * 8192) + 131072 * 2048
+# Four inputs and outputs of norms, six widths of attention, and four of the MLP.
+SAVED = 16 * 4096 * 2 * (10 * 2048 + 4 * 8192)
+LOGITS = 4096 * 131072
+
+
+def nanotron(global_batch, micro_batch=1, sharded=False, n_kv_heads=32, **sizes):
+    model = llama(
+        n_layers=16,
+        hidden_size=2048,
+        n_heads=32,
+        n_kv_heads=n_kv_heads,
+        ffn_hidden_size=8192,
+        vocab_size=131072,
+        seq_len=4096,
+        tied_embeddings=True,
+    )
+    engine = load_engine("nanotron")
+    strategy = megatron_of(engine, n_virtual=(1,), distributed_optimizer=sharded)
+    job = Job(math.prod(sizes.values()), global_batch, 4096)
+    scenario = Scenario(model, job, load_machine("aws-p5-2024"), strategy)
+    return predict(
+        scenario, Configuration(Layout(sizes), micro_batch=micro_batch, recompute="none")
+    )
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "sizes", "measured_gib"),
+    [
+        (1, {"data": 8}, 36.7),
+        (2, {"data": 8}, 50.2),
+        (1, {"data": 8, "sharded": True}, 24.2),
+        (1, {"data": 64, "sharded": True}, 23.8),
+        (2, {"data": 16, "sharded": True}, 35.0),
+        (2, {"data": 32, "pipeline": 2, "sharded": True}, 24.3),
+        (4, {"data": 8, "pipeline": 2, "sharded": True}, 41.1),
+        (2, {"data": 8, "pipeline": 4, "sharded": True}, 22.1),
+    ],
+)
+def test_what_was_reserved_without_tensor_parallelism_is_met(micro_batch, sizes, measured_gib):
+    """All of these numbers are of the Ultra-Scale Playbook; nothing is fitted to them."""
+    held_gib = first_stage_bytes(nanotron(256, micro_batch, **sizes)) / GIB
+    assert held_gib == pytest.approx(measured_gib, rel=0.02)
+
+
+def test_queries_keep_their_joint_copy_with_keys_and_values_only_where_no_heads_share():
+    """Two and a half widths of attention with a quarter of the keys, instead of six."""
+    saved = [nanotron(256, n_kv_heads=n, data=8).memory_terms_bytes["activations"] for n in (32, 8)]
+    assert saved[0] == pytest.approx(SAVED, rel=0.005)
+    # q, its output, and k and v of a quarter of the heads
+    assert saved[1] == pytest.approx(SAVED - 16 * 4096 * 2 * 2048 * (6 - 2.5), rel=0.005)
+
+
+def test_nothing_is_added_for_fragmentation_where_the_engine_counts_segments():
+    assert nanotron(256, data=8).memory_terms_bytes["fragmentation"] == 0.0
+
+
+def test_states_take_whole_blocks_of_logits():
+    """The moments of 10 GiB take three blocks of 4 GiB, of the fp32 logits of two sequences."""
+    terms = nanotron(256, 2, data=8).memory_terms_bytes
+    blocks = 3 * 4 * 2 * LOGITS
+    assert terms["held_back"] == pytest.approx(blocks - 8 * PARAMETERS, rel=1e-3)
+
+
+def test_a_workspace_spoils_a_block_of_logits_for_the_second_micro_batch():
+    """Moments take a part of it; copies fit into other blocks, and one micro-batch spoils none."""
+    several, one = (
+        nanotron(n, 2, sharded=True, data=64).memory_terms_bytes["held_back"] for n in (256, 128)
+    )
+    assert one == 0.0
+    assert several == pytest.approx(4 * 2 * LOGITS - 8 * PARAMETERS / 64, rel=1e-3)
+
+
+def test_copies_of_gathered_weights_keep_segments_of_their_own():
+    """A rank's part of 224 MiB fits into no tensor of a layer; with 64 replicas all parts fit."""
+    few, many = (
+        nanotron(256, sharded=True, data=n, pipeline=2).memory_terms_bytes["held_back"]
+        for n in (8, 64)
+    )
+    stored = 10 * (4 * 2048**2 + 3 * 2048 * 8192) + 131072 * 2048
+    assert many == pytest.approx(2 * stored, rel=1e-3)
+    assert few == pytest.approx(2 * stored * (2 + 1 / 8), rel=1e-3)
+
+
+def test_gradients_of_a_stage_take_the_memory_of_its_activations():
+    """Only that of the embedding is larger than any tensor of a layer."""
+    terms = nanotron(256, sharded=True, data=8, pipeline=2).memory_terms_bytes
+    stored = 10 * (4 * 2048**2 + 3 * 2048 * 8192) + 131072 * 2048
+    assert terms["gradients"] == pytest.approx(4 * stored + 2 * 131072 * 2048, rel=1e-3)
+    assert terms["activations"] == pytest.approx(2 * 10 / 16 * SAVED, rel=0.005)
+
+
+@pytest.mark.parametrize(("micro_batch", "measured_gib"), [(32, 59.4), (8, 10.8)])
+def test_a_stage_holds_tensors_back_where_its_kernels_take_longer_than_its_host(
+    micro_batch, measured_gib
+):
+    """Two in each of 10 layers for both passes, with 32 sequences 20 GiB."""
+    held = nanotron(256, micro_batch, tensor=8, pipeline=2, data=1)
+    assert held.runs_ahead is (micro_batch == 32)
+    assert first_stage_bytes(held) / GIB == pytest.approx(measured_gib, rel=0.05)
