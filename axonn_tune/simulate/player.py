@@ -113,21 +113,29 @@ class _State:
         """Return a copy that shares the arrays; playing a phase changes no array in place."""
         return _State(self.compute, self.idle, dict(self.lane), dict(self.ended))
 
-    def extrapolate(self, earlier: _State, repeats: int | Ints) -> None:
-        """Add the time since `earlier` as many times as given; every array is a new one."""
+    def extrapolate(self, earlier: _State, repeats: int | Ints, steady: Container[str]) -> None:
+        """Add the time since `earlier` as many times as given; every array is a new one.
+
+        The ends of the steady collectives move as the compute stream does.
+        """
 
         def extrapolated(now: Array, before: Array) -> Array:
             return now + repeats * (now - before)
 
-        self.compute = extrapolated(self.compute, earlier.compute)
-        self.idle = extrapolated(self.idle, earlier.idle)
+        period = self.compute - earlier.compute
         self.lane = {
-            lane: extrapolated(free, earlier.lane[lane]) for lane, free in self.lane.items()
+            # A lane that was free before the compute stream might as well have been free with it.
+            lane: extrapolated(
+                np.maximum(free, self.compute), np.maximum(earlier.lane[lane], earlier.compute)
+            )
+            for lane, free in self.lane.items()
         }
         self.ended = {
-            name: extrapolated(end, earlier.ended.get(name, end))
+            name: end + repeats * (period if name in steady else end - earlier.ended[name])
             for name, end in self.ended.items()
         }
+        self.compute = self.compute + repeats * period
+        self.idle = extrapolated(self.idle, earlier.idle)
 
     def forget(self, needed: Container[str]) -> None:
         """Forget when those collectives ended that are not among the needed ones."""
@@ -307,13 +315,14 @@ def _play_repeated(
     repeat that ends in the state in which it began (shifted), every further repeat adds the same
     time. A lane that nothing in the phase waits for may run further ahead at a constant rate of
     its own, which shows one repeat later. Candidates that take longer to settle are played to the
-    end.
+    end. The last digits of a time depend on the repeat that the period is taken from, and so on the
+    other candidates.
     """
     if isinstance(repeats, int) and repeats == 1:
         playable.play(state)
         return
     ended = _Ended(repeats, state)
-    n_enough = 3 if playable.phase.drifting else 2
+    n_enough = 3 if playable.phase.drifting else 1
     before = playable.snapshot(state)
     earlier = state.copy()
     n_settled = np.zeros(state.compute.shape, dtype=np.int64)  # periodic repeats in a row
@@ -329,7 +338,7 @@ def _play_repeated(
         if not unsettled_rows.size or played == COMMON_REPEATS:
             state.forget(needed)
             unsettled = state.rows(unsettled_rows)
-            state.extrapolate(earlier, remaining)
+            state.extrapolate(earlier, remaining, playable.phase.steady)
             if unsettled_rows.size:
                 of_unsettled = np.broadcast_to(remaining, n_settled.shape)[unsettled_rows]
                 _play_each(playable.rows(unsettled_rows), of_unsettled, unsettled)

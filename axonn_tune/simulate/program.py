@@ -6,7 +6,7 @@ never hold anything up are left out, and kernels that run back to back are joine
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -96,8 +96,17 @@ class PhaseProgram:
     @cached_property
     def drifting(self) -> tuple[Message, ...]:
         """The collectives of lanes for which nothing in the phase waits."""
-        messages = [op for op in self.instructions if isinstance(op, Message)]
-        return tuple(message for message in messages if message.lane not in self.feeding_lanes)
+        return tuple(each for each in self._messages if each.lane not in self.feeding_lanes)
+
+    @cached_property
+    def steady(self) -> frozenset[str]:
+        """The names of the other collectives, whose lanes end each repeat as the phase does."""
+        return frozenset(each.name for each in self._messages if each.lane in self.feeding_lanes)
+
+    @property
+    def _messages(self) -> Iterator[Message]:
+        """The collectives and copies among the instructions."""
+        return (op for op in self.instructions if isinstance(op, Message))
 
 
 @dataclass(frozen=True)
