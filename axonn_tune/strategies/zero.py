@@ -297,7 +297,8 @@ class Zero:
         sharding, element_bytes = self.sharding, self.kept_element_bytes(shapes.job)
         kept = Kept(sharding.weights, element_bytes, self.keeps_blocks, sharding.reduced_once)
         buffers = self.shared_sequences(shapes).working_bytes
-        return Fsdp2Memory(shapes, units, self.engine.zero, kept, buffers)
+        ends = self.wrapped_ends(shapes)
+        return Fsdp2Memory(shapes, units, ends, self.engine.zero, kept, buffers)
 
     def kept_element_bytes(self, job: Job) -> float:
         """Return the bytes of an element of the shards of gradients: torch's are in fp32."""
@@ -339,6 +340,7 @@ class Zero:
             leaves_out_last_product=self.engine.leaves_out_last_product(model, job),
             leaves_out_combine=not self.engine.recomputes_combine,
             separates_products=program.separates_products,
+            joins_queries=program.joins_queries,
             gathers_logits=program.gathers_logits,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
             sends_once=self.sends_once,
@@ -380,7 +382,11 @@ class Zero:
         They are known by the layer whose gradient is formed last. A head that shares the
         embedding's weight has no gradient of its own.
         """
-        model, job, root = shapes.model, shapes.job, self.units(shapes)[0]
+        model, job = shapes.model, shapes.job
+        if wrapped := self.wrapped_ends(shapes):
+            is_trained = {"head": job.trains_head, "embedding": job.trains_embedding}
+            return {layer: unit for layer, unit in wrapped.items() if is_trained[layer]}
+        root = self.units(shapes)[0]
         is_apart = self.engine.zero.keeps_ends and not model.tied_embeddings and job.trains_head
         if not is_apart:
             return {"embedding": root}
@@ -389,6 +395,16 @@ class Zero:
         if job.trains_embedding:
             ends["embedding"] = replace(root, trained=root.trained - head)
         return ends
+
+    def wrapped_ends(self, shapes: Shapes) -> dict[str, GatherUnit]:
+        """Return final norm and head, and the embedding, where they are units of their own."""
+        is_one = shapes.model.tied_embeddings or shapes.table.is_pipelined
+        if is_one or not self.engine.zero.wraps_ends:
+            return {}
+        return {
+            "head": self._unit(shapes, "root_head", (), (False, True), 1.0),
+            "embedding": self._unit(shapes, "root_embedding", (), (True, False), 1.0),
+        }
 
     def _units_of(
         self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool

@@ -103,7 +103,7 @@ def test_every_second_product_is_formed_again_and_no_attention():
 
 
 def test_an_ungated_block_forms_keys_and_attentions_output_again():
-    assert GPT.recomputed_shares == pytest.approx(
+    assert GPT.recomputed_shares() == pytest.approx(
         {"qkv": 1 / 3, "proj": 1.0, "up": 0.0, "down": 0.0}
     )
 
