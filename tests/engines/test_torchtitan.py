@@ -58,10 +58,29 @@ def test_rotation_and_repeated_keys_move_what_the_engines_say():
     queries = bf16(1, TOKENS, HEADS, HEAD_DIM)
     keys, values = (bf16(1, TOKENS, KV_HEADS, HEAD_DIM) for _ in range(2))
     ideal = 2.0 * (queries.numel() + keys.numel()) * 2.0
-    for name in ("torchtitan", "torchtitan-2024", "torchtitan-2024-eager"):
+    for name in ("torchtitan-2025", "torchtitan-2024", "torchtitan-2024-eager"):
         expected = load_engine(name).kernels["rotary"].traffic.value
         for counted in moved(prepared, queries, keys, values):
             assert counted.nbytes / ideal == pytest.approx(expected, rel=0.02)
+
+
+def test_rotation_and_copied_values_move_what_the_newest_engine_says():
+    """One product forms all three; a compiled cast reads queries and keys where they are."""
+    angles = torch.empty(TOKENS, 1, HEAD_DIM // 2, dtype=torch.complex64, device="meta")
+
+    def rotated_tokens(x):
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * angles).flatten(-2).type_as(x)
+
+    def prepared(q, k, v):
+        return rotated_tokens(q), rotated_tokens(k), v.clone()
+
+    queries = bf16(TOKENS, HEADS, HEAD_DIM)
+    keys, values = (bf16(TOKENS, KV_HEADS, HEAD_DIM) for _ in range(2))
+    ideal = 2.0 * (queries.numel() + keys.numel()) * 2.0
+    forward, _ = moved(prepared, queries, keys, values)
+    expected = load_engine("torchtitan").kernels["rotary"].traffic.value
+    assert forward.nbytes / ideal == pytest.approx(expected, rel=0.02)
 
 
 def test_the_loss_in_fp32_moves_what_the_engine_says():

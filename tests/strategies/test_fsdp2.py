@@ -78,7 +78,9 @@ def test_a_block_is_recomputed_up_to_the_input_of_its_last_product(model, layout
 
 
 @pytest.mark.parametrize(
-    "name", ["fsdp2", "fsdp2-eager", "torchtitan", "torchtitan-2024", "torchtitan-2024-eager"]
+    "name",
+    ["fsdp2", "fsdp2-eager"]
+    + [f"torchtitan{end}" for end in ("", "-2025", "-2024", "-2024-eager")],
 )
 def test_engines_with_torchs_checkpoint_leave_out_the_last_product(name):
     def flops(engine):
@@ -474,7 +476,7 @@ def test_engines_without_context_parallelism_say_so():
 
 
 def test_products_do_not_wait_for_tokens_that_travel_beside_them():
-    titan = load_engine("torchtitan")
+    titan = load_engine("torchtitan-2025")
     sizes = {"tensor": 4, "shard": 4}
     usual, beside = (
         plan_of(zero3(titan, overlaps_tensor=overlaps), MODEL, JOB, **sizes)
@@ -504,7 +506,7 @@ def test_products_do_not_wait_for_tokens_that_travel_beside_them():
 
 def test_asynchronous_messages_need_copies_of_their_own():
     """A rank shows its tokens to the others, adds parts of sums, and orders several sequences."""
-    strategy = zero3(load_engine("torchtitan"), overlaps_tensor=True)
+    strategy = zero3(load_engine("torchtitan-2025"), overlaps_tensor=True)
     stream = 64 * MODEL.hidden_size * 2
 
     def moved(recompute, micro_batch):
@@ -532,7 +534,7 @@ def test_asynchronous_messages_need_copies_of_their_own():
 
 def test_what_every_second_product_takes_is_gathered_again_and_its_sums_are_not():
     for overlaps in (False, True):
-        strategy = zero3(load_engine("torchtitan"), overlaps_tensor=overlaps)
+        strategy = zero3(load_engine("torchtitan-2025"), overlaps_tensor=overlaps)
         plan = plan_of(strategy, MODEL, JOB, recompute="selective", tensor=4, shard=4)
         sent = {op.name for op in collectives(plan, plan.microstep) if op.axis == "tensor"}
         again = {name for name in sent if name.startswith("recompute.")}
@@ -543,7 +545,7 @@ def test_what_every_second_product_takes_is_gathered_again_and_its_sums_are_not(
 
 
 def test_asynchronous_messages_shorten_a_step():
-    titan = load_engine("torchtitan")
+    titan = load_engine("torchtitan-2025")
     layout = Layout({"tensor": 4, "shard": 4, "replica": 1})
     configuration = Configuration(layout, micro_batch=1, recompute="none")
     usual, beside = (
