@@ -380,8 +380,9 @@ class ZeroProgram(SharedFacts):
         formed one piece after another, while the head's gradients are added up in the type of the
         messages. The head is then gathered three times: before the final norm, before the first
         piece, and for the norm's gradient. Only the first gather has anything beside it, and the
-        reduction of the head's gradient is awaited at once. Products are priced as if all tokens
-        were one piece, and in a pipeline only memory knows of pieces.
+        reduction of the head's gradient is awaited at once. The last stage of a pipeline does so
+        for each micro-batch, with the last two of these gathers. Products are priced as if all
+        tokens were one piece.
     stores_low
         Whether matrices of blocks are stored and gathered in the format of low products, if their
         recipe gathers low.

@@ -402,9 +402,13 @@ class Zero:
         if is_one or not self.engine.zero.wraps_ends:
             return {}
         return {
-            "head": self._unit(shapes, "root_head", (), (False, True), 1.0),
+            "head": self.head_unit(shapes),
             "embedding": self._unit(shapes, "root_embedding", (), (True, False), 1.0),
         }
+
+    def head_unit(self, shapes: Shapes) -> GatherUnit:
+        """Return the unit of final norm and head."""
+        return self._unit(shapes, "root_head", (), (False, True), 1.0)
 
     def _units_of(
         self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool

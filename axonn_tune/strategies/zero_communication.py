@@ -73,15 +73,20 @@ class ZeroCommunication(ZeroGathers):
         gradients of the head's input are copied into one tensor in fp32: 24 bytes of each element
         (torchtitan b5bcd76c, components/loss.py, GradAccumulator).
         """
+        self._add_pieces(host)
+        head = self._unit_of("head")
+        self._start_reduction(host, head)
+        self._finish_reduction(host, head)
+
+    def _add_pieces(self, host: HostProgram) -> None:
+        """Add the pieces' gradients of the head, and join those of its input."""
         shapes, element, of_sum = self.shapes, self.shapes.element_bytes, self._message_element
-        head, n_pieces = self._unit_of("head"), self._program.head_chunks
+        n_pieces = self._program.head_chunks
         converted = (of_sum != element) * (element + of_sum)
         of_weight = converted + (n_pieces - 1) * (element + 2.0 * of_sum)
         weights = shapes.linears["head"].n_elements
         of_input = 24.0 / element * shapes.linears["head"].input_bytes
         host.memory_bound("gradient.head.pieces", weights * of_weight + of_input, "add")
-        self._start_reduction(host, head)
-        self._finish_reduction(host, head)
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
         """Wait for the last gradients and add them.

@@ -124,7 +124,7 @@ class ZeroGathers(AsyncTensorParallel):
     @property
     def _cuts_tokens(self) -> bool:
         """Whether logits and loss are formed for one piece of the tokens after another."""
-        return self._program.head_chunks > 1 and not self.shapes.table.is_pipelined
+        return self._program.head_chunks > 1
 
     @cached_property
     def _units(self) -> tuple[GatherUnit, ...]:

@@ -1,6 +1,6 @@
 """Units of embedding and head, and a loss in pieces: the plan's messages against torch's FSDP2.
 
-`wrapped_fsdp2.py` records them in a process of its own.
+`wrapped_fsdp2.py` and `staged_pieces.py` record them in processes of their own.
 """
 
 import json
@@ -17,6 +17,7 @@ from worlds import llama
 
 from axonn_tune.spec.engine import Engine, ZeroProgram
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.plan import Collective
 from axonn_tune.strategies.zero import zero3
 
 HIDDEN, VOCABULARY, N_BLOCKS, N_RANKS, SEQ_LEN = 64, 256, 4, 4, 64
@@ -45,13 +46,16 @@ def strategy_with(n_pieces, wraps_ends=True, **facts):
     return zero3(Engine(zero=program))
 
 
+def printed_by(program, *arguments):
+    path = Path(__file__).with_name(program)
+    done = subprocess.run([sys.executable, path, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 @pytest.fixture(scope="module")
 def recorded():
-    path = Path(__file__).with_name("wrapped_fsdp2.py")
-    arguments = [sys.executable, path, json.dumps(CASES)]
-    done = subprocess.run(arguments, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return dict(zip(CASES, json.loads(done.stdout), strict=True))
+    return dict(zip(CASES, printed_by("wrapped_fsdp2.py", json.dumps(CASES)), strict=True))
 
 
 def planned(is_tied, n_pieces, recompute):
@@ -79,6 +83,31 @@ def test_the_plan_sends_what_torch_sends_in_the_same_order(case, recompute, reco
     assert [kind for kind, _ in of_plan] == [kind for kind, _ in of_torch]
     for (_, mine), (_, theirs) in zip(of_plan, of_torch, strict=True):
         assert mine == (theirs if theirs == "block" else pytest.approx(theirs, abs=HIDDEN))
+
+
+def test_the_last_stage_sends_its_head_for_each_micro_batch():
+    """The step also gathers the head before the first norm, as the plan does once."""
+    n_micro, of_head = 4, VOCABULARY * HIDDEN
+    events = printed_by("staged_pieces.py")
+    of_torch = [kind for kind, elements in events if elements >= of_head]
+    each = ["all_gather", "reduce_scatter", "all_gather"]
+    assert of_torch == ["all_gather", *each * n_micro]
+    strategy = strategy_with(4, has_stages=True)
+    job = Job(4, 2 * n_micro, SEQ_LEN)
+    stages = plan_of(strategy, MODEL, job, shard=2, pipeline=2).pipeline
+    parts = (stages.last.forward, stages.last.backward)
+    sent = [op for part in parts for op in collectives_of(part) if "head" in op.name]
+    assert [op.kind for op in sent if op.kind != "all_reduce"] == each
+    for op in sent:
+        elements = number(op.nbytes) / ELEMENT_BYTES.get(op.kind, 4.0)
+        assert op.kind == "all_reduce" or elements == pytest.approx(of_head, abs=HIDDEN)
+    others = (stages.first, stages.middle)
+    passes = [part for stage in others for part in (stage.forward, stage.backward)]
+    assert not any("head" in op.name for part in passes for op in collectives_of(part))
+
+
+def collectives_of(part):
+    return [op for op in operations(part) if isinstance(op, Collective)]
 
 
 def test_only_the_first_gather_of_a_head_in_pieces_has_anything_beside_it():
