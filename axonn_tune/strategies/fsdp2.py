@@ -25,6 +25,7 @@ from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.engine import ZeroProgram, value_or
 from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.adapters import adapter_shape
+from axonn_tune.strategies.context import ContextParallelism
 from axonn_tune.strategies.experts import ExpertShapes, experts_of, saved_at_inner_widths
 from axonn_tune.strategies.optimizer import N_MOMENTS
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
@@ -108,8 +109,8 @@ class Fsdp2Memory:
         The root (embedding, final norm and head), then the units of a block.
     wrapped : mapping of str to GatherUnit
         The units of head and embedding where these have their own; else empty.
-    attention_buffers : array, shape (C,)
-        Bytes of the buffers in which attention of one block receives what other ranks send.
+    sharing : ContextParallelism
+        How ranks share sequences, for what attention of one block saves and receives.
     """
 
     shapes: Shapes
@@ -117,7 +118,7 @@ class Fsdp2Memory:
     wrapped: Mapping[str, GatherUnit]
     program: ZeroProgram
     kept: Kept
-    attention_buffers: Array
+    sharing: ContextParallelism
 
     def peak(self) -> dict[str, Array]:
         """Return the peak bytes of a rank by term, each of shape (C,)."""
@@ -267,6 +268,7 @@ class Fsdp2Memory:
         norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes * n_parts
         inner_bytes = saved_at_inner_widths(shapes, block)
         saved = norm_bytes + inner_bytes + shapes.saved_score_bytes + shapes.adapter_bytes
+        saved = saved + self.sharing.saved_bytes
         if not self.program.runs_eagerly:
             return saved
         return saved + _kept_by_eager_kernels(shapes, block, self.program)
@@ -414,7 +416,7 @@ class Fsdp2Memory:
     def _at_end_of_block(self) -> Array:
         """The working bytes at the end of a block's backward pass, without its gradients."""
         shapes = self.shapes
-        return 3.0 * shapes.residual_bytes + _attended_bytes(shapes) + self.attention_buffers
+        return 3.0 * shapes.residual_bytes + _attended_bytes(shapes) + self.sharing.working_bytes
 
 
 def _largest(moments: Sequence[dict[str, Array]]) -> dict[str, Array]:

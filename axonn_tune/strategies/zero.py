@@ -22,7 +22,7 @@ from functools import partial
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import IDEAL, RING, ULYSSES, Engine
+from axonn_tune.spec.engine import ALL_GATHER, IDEAL, RING, ULYSSES, Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, PIPELINE, TENSOR, Axes
 from axonn_tune.spec.model import Model
@@ -58,7 +58,7 @@ from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
 from axonn_tune.strategies.sharding import Sharding
 from axonn_tune.strategies.staged_communication import StagedCommunication
 from axonn_tune.strategies.step_plan import plan_key, step_plan
-from axonn_tune.strategies.torch_context import TorchRing
+from axonn_tune.strategies.torch_context import FlexGather, TorchRing
 from axonn_tune.strategies.transformer import Transformer
 from axonn_tune.strategies.units import GatherUnit, gathers_per_block
 from axonn_tune.strategies.zero_communication import ZeroCommunication
@@ -296,9 +296,9 @@ class Zero:
         """Return the memory of a rank of FSDP2 that has these units."""
         sharding, element_bytes = self.sharding, self.kept_element_bytes(shapes.job)
         kept = Kept(sharding.weights, element_bytes, self.keeps_blocks, sharding.reduced_once)
-        buffers = self.shared_sequences(shapes).working_bytes
+        sharing = self.shared_sequences(shapes)
         ends = self.wrapped_ends(shapes)
-        return Fsdp2Memory(shapes, units, ends, self.engine.zero, kept, buffers)
+        return Fsdp2Memory(shapes, units, ends, self.engine.zero, kept, sharing)
 
     def kept_element_bytes(self, job: Job) -> float:
         """Return the bytes of an element of the shards of gradients: torch's are in fp32."""
@@ -321,6 +321,8 @@ class Zero:
         if self.context_kind == RING and program.is_fsdp2:
             n_copies = model.n_heads / model.n_kv_heads if program.repeats_kv_heads else 1.0
             return TorchRing(shapes, key_copies=n_copies)
+        if self.context_kind == ALL_GATHER and program.is_fsdp2:
+            return FlexGather(shapes)
         return context_parallelism(self.context_kind, shapes)
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:

@@ -624,3 +624,46 @@ def test_a_stage_keeps_its_root():
         return [op.name for op in operations(stages.sync.forward, stages.sync.backward)]
 
     assert names(True) == names(False)
+
+
+# Gathered keys and values ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recompute", "gathers"),
+    [
+        ("none", ["forward"]),
+        ("selective", ["forward", "backward"]),
+        ("full", ["forward", "recompute"]),
+    ],
+)
+def test_keys_and_values_are_gathered_once_for_each_use_that_nothing_has_saved(recompute, gathers):
+    strategy = zero3(load_engine("torchtitan"), context_kind="all_gather")
+    sizes = {"context": 4, "shard": 4}
+    plan = plan_of(strategy, MODEL, JOB, recompute=recompute, **sizes)
+    sent = [op for op in collectives(plan, plan.microstep) if op.axis == "context"]
+    names = Counter(op.name for op in sent)
+    expected = {f"{chain}.attention.all_gather" for chain in gathers}
+    assert set(names) == expected | {"backward.attention.reduce_scatter"}
+    assert set(names.values()) == {MODEL.n_layers}
+    whole = 2 * MODEL.n_kv_heads * MODEL.head_dim * JOB.seq_len * 2
+    assert {(number(op.nbytes), number(op.n_calls)) for op in sent} == {(whole, 2)}
+    kernels = [op.name for op in operations(plan.microstep) if ".attention" in op.name]
+    assert not any(name.endswith((".order", ".join", ".sum")) for name in kernels)
+
+
+def test_whole_keys_and_values_are_saved_where_nothing_gathers_them_again():
+    """Both have as many tokens, so many that most is held before the last block's gradients."""
+    titan, n_sequences = load_engine("torchtitan"), 256
+    shared, whole = (
+        memory_terms(
+            zero3(titan, context_kind=kind),
+            replace(MODEL, seq_len=seq_len),
+            Job(16, 16 // n_ranks * n_sequences, seq_len),
+            n_sequences,
+            **{"shard": 16 // n_ranks, **({"context": n_ranks} if kind else {})},
+        )["activations"]
+        for kind, seq_len, n_ranks in (("all_gather", 64, 4), ("", 16, 1))
+    )
+    others = 3 / 4 * 2 * MODEL.n_kv_heads * MODEL.head_dim * 64 * 2
+    assert shared - whole == pytest.approx(MODEL.n_layers * n_sequences * others)
