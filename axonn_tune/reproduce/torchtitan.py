@@ -23,7 +23,7 @@ _AXES = {"tensor": "TP", "context": "CP", "pipeline": "PP"}
 _YEARS = {
     "torchtitan-2024-eager": "2024, eager",
     "torchtitan-2024": "2024",
-    "torchtitan": "2025",
+    "torchtitan-2025": "2025",
 }
 
 

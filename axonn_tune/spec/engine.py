@@ -373,6 +373,20 @@ class ZeroProgram(SharedFacts):
     keeps_ends
         Whether embedding, final norm and head stay gathered from their first use in a step to its
         end. The gradients of the first one, and of the other two, are then reduced by themselves.
+    wraps_ends
+        Whether the embedding is a unit of its own, and final norm and head are another one, so that
+        each is gathered and reduced next to the blocks that it is used with. The embedding is
+        released after the forward pass and gathered again beside the last block of the backward
+        pass, although no gradient reads it. Models whose ends share a weight have one unit of all.
+        In a pipeline all ends of a stage count as one unit.
+    head_chunks
+        Number of pieces of a rank's tokens of which logits, loss and the gradients of both are
+        formed one piece after another, while the head's gradients are added up in the type of the
+        messages. The head is then gathered three times: before the final norm, before the first
+        piece, and for the norm's gradient. Only the first gather has anything beside it, and the
+        reduction of the head's gradient is awaited at once. The last stage of a pipeline does so
+        for each micro-batch, with the last two of these gathers. Products are priced as if all
+        tokens were one piece.
     stores_low
         Whether matrices of blocks are stored and gathered in the format of low products, if their
         recipe gathers low.
@@ -406,6 +420,8 @@ class ZeroProgram(SharedFacts):
     separates_products
         Whether query, key, value and an MLP's gate have weights of their own, and kernels sum the
         gradients of their common inputs.
+    joins_queries
+        Whether one weight forms query, key and value even where the gate has a weight of its own.
     scatters_by_product
         Whether the gradient of the input of each of these products is summed over the tensor group
         for itself.
@@ -474,6 +490,8 @@ class ZeroProgram(SharedFacts):
     overlaps_gathers: bool = True
     gathers_in_place: bool = False
     keeps_ends: bool = False
+    wraps_ends: bool = False
+    head_chunks: int = 1
     stores_low: bool = False
     keeps_transposed: bool = False
     view_seconds: Quantity | None = None
@@ -486,6 +504,7 @@ class ZeroProgram(SharedFacts):
     reshards_root: bool = False
     recomputes_products: bool = False
     separates_products: bool = False
+    joins_queries: bool = False
     scatters_by_product: bool = False
     gathers_logits: bool = False
     replicates_embedding: bool = False
@@ -511,6 +530,7 @@ class ZeroProgram(SharedFacts):
             require_between("zero", name, getattr(self, name), 0, LARGEST_AMOUNT)
         require_choice("zero", "context_kind", self.context_kind, ("", *CONTEXT_KINDS))
         require_between("zero", "experts_at_once", self.experts_at_once, 1, math.inf)
+        require_count("zero", "head_chunks", self.head_chunks)
         if self.reduced_element_bytes is not None:
             require_between("zero", "reduced_element_bytes", self.reduced_element_bytes, 0.5, 8)
         waits = ("view_seconds", "slice_seconds")

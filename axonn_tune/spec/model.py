@@ -355,29 +355,30 @@ class Model:
         biases = self.gate_factor * inner + self.hidden_size if experts.bias else 0
         return float((self.gate_factor + 1) * self.hidden_size) * inner + biases
 
-    @property
-    def block_products(self) -> tuple[Product, ...]:
-        """The products of a block in forward order if none of them are formed together."""
+    def block_products(self, joins_queries: bool = False) -> tuple[Product, ...]:
+        """Return the products of a block in forward order if none of them are formed together.
+
+        With `joins_queries` one product forms query, key and value.
+        """
         query = self.n_heads / (self.n_heads + 2 * self.n_kv_heads)
         key = 0.5 * (1.0 - query)
+        parts = (("query", query), ("key", key), ("value", key))
+        attention = (("qkv", 1.0),) if joins_queries else parts
         gate = (Product("gate", "up", 0.5), Product("up", "up", 0.5))
         return (
-            Product("query", "qkv", query),
-            Product("key", "qkv", key),
-            Product("value", "qkv", key),
+            *(Product(name, "qkv", share) for name, share in attention),
             Product("proj", "proj", 1.0),
             *(gate if self.gated_mlp else (Product("up", "up", 1.0),)),
             Product("down", "down", 1.0),
         )
 
-    @property
-    def recomputed_shares(self) -> dict[str, float]:
-        """The share of each layer's output that recomputation of every second product forms again.
+    def recomputed_shares(self, joins_queries: bool = False) -> dict[str, float]:
+        """Return the share of each layer that recomputation of every second product forms again.
 
         The first product of a block is kept, the second one is formed again, and so on. No backward
         pass reads the output of the last product, which is not formed again in any case.
         """
-        products = self.block_products
+        products = self.block_products(joins_queries)
         shares = {product.layer: 0.0 for product in products}
         for product in products[1:-1:2]:
             shares[product.layer] += product.share
@@ -608,9 +609,9 @@ class Model:
             return float(self.head_dim)
         return (latent.query_dim + latent.value_dim) / 2.0
 
-    def recomputed_product_flops(self, n_tokens: float) -> float:
+    def recomputed_product_flops(self, n_tokens: float, joins_queries: bool = False) -> float:
         """Return the FLOPs of recomputation that forms every second product again."""
-        shares = self.recomputed_shares
+        shares = self.recomputed_shares(joins_queries)
         elements = sum(shares[linear.name] * linear.parameters for linear in self.block_linears)
         return n_tokens * self.n_layers * 2.0 * elements
 

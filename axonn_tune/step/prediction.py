@@ -228,7 +228,7 @@ def hardware_flops(scenario: Scenario, recompute: str, n_chunks: int = 1) -> flo
         job.frozen,
     )
     if recompute == "selective" and engine.zero.recomputes_products:
-        flops += model.recomputed_product_flops(job.tokens)
+        flops += model.recomputed_product_flops(job.tokens, engine.zero.joins_queries)
     if recompute == "full" and engine.leaves_out_last_product(model, job):
         flops -= share * model.last_product_flops(job.tokens, job.frozen)
     return flops

@@ -92,7 +92,10 @@ class Communication:
         """
 
     def prefetch_root(self, host: HostProgram, chain: str) -> None:
-        """Start to gather what the backward pass of the head needs; called in the last block."""
+        """Start to gather the end of the model that comes next; called in the last block.
+
+        This is the head in the forward chain, and the embedding in the others.
+        """
 
     def prefetch_block(self, host: HostProgram, chain: str) -> None:
         """Start to gather the weights of the next block of a chain.
@@ -100,6 +103,19 @@ class Communication:
         Called in every block that another one follows, once the first kernels of the block have
         been issued; before the first block of the forward pass in the embedding, and before the
         first block of the backward pass in the head.
+        """
+
+    def prefetch_beside_head(self, host: HostProgram, chain: str) -> None:
+        """Start to gather the first block of a chain.
+
+        Called in the head, right before its gradients are formed.
+        """
+        self.prefetch_block(host, chain)
+
+    def end_head(self, host: HostProgram, chain: str) -> None:
+        """Bring what the final norm's gradient needs; `chain` is the one that comes next.
+
+        Called right after the head's gradients have been formed.
         """
 
     @property

@@ -14,7 +14,7 @@ for the largest amount of each stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -25,9 +25,10 @@ from axonn_tune.spec.blocks import Block
 from axonn_tune.spec.engine import ZeroProgram, value_or
 from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.adapters import adapter_shape
+from axonn_tune.strategies.context import ContextParallelism
 from axonn_tune.strategies.experts import ExpertShapes, experts_of, saved_at_inner_widths
 from axonn_tune.strategies.optimizer import N_MOMENTS
-from axonn_tune.strategies.shapes import Shapes
+from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 from axonn_tune.strategies.units import GatherUnit
 
 # The backward pass of torch's loss holds three tensors of the size of the logits: the logarithm of
@@ -53,6 +54,30 @@ class Kept(NamedTuple):
     stored_element_bytes: float
     blocks: bool
     gradients: bool
+
+
+class _Ends(NamedTuple):
+    """What the backward pass holds of embedding, final norm and head, in elements.
+
+    weights, gradients
+        Whole weights while the head's gradient is formed, and the most that is held of it.
+    beside_blocks
+        Whole weights and gradients that are held while blocks compute.
+    before, sent
+        Last message of the micro-step before, and the one that the first block finds.
+    at_last
+        Whole weights and gradients when the embedding's gradient is formed.
+    gathered
+        The most that is gathered of them in one message.
+    """
+
+    weights: Size
+    gradients: Size
+    beside_blocks: Size
+    before: Size
+    sent: Size
+    at_last: Size
+    gathered: Size
 
 
 class _Moment(NamedTuple):
@@ -82,15 +107,18 @@ class Fsdp2Memory:
     ----------
     units : sequence of GatherUnit
         The root (embedding, final norm and head), then the units of a block.
-    attention_buffers : array, shape (C,)
-        Bytes of the buffers in which attention of one block receives what other ranks send.
+    wrapped : mapping of str to GatherUnit
+        The units of head and embedding where these have their own; else empty.
+    sharing : ContextParallelism
+        How ranks share sequences, for what attention of one block saves and receives.
     """
 
     shapes: Shapes
     units: Sequence[GatherUnit]
+    wrapped: Mapping[str, GatherUnit]
     program: ZeroProgram
     kept: Kept
-    attention_buffers: Array
+    sharing: ContextParallelism
 
     def peak(self) -> dict[str, Array]:
         """Return the peak bytes of a rank by term, each of shape (C,)."""
@@ -101,7 +129,7 @@ class Fsdp2Memory:
             reduced, gathered = moment.n_reduced * block.gradient_bytes, moment.gathered
             if self.program.reserves_by_stream:
                 reduced = self._stored
-                gathered = gathered + block.parameters + self._root.parameters
+                gathered = gathered + block.parameters + self._ends.gathered
             n_left = shapes.n_backward - moment.n_done
             left = n_left * shapes.saved_by_layers(block.saved, shapes.n_backward)
             terms.append(
@@ -141,7 +169,7 @@ class Fsdp2Memory:
         )
         if last:
             head_input = shapes.linears["head"].input_bytes
-            working = np.maximum(working, _loss_bytes(shapes) + head_input)
+            working = np.maximum(working, self._loss_bytes + head_input)
         saved = n_held * shapes.saved_by_layers(block.saved, n_layers)
         in_backward = {
             "weights": self._weight_bytes,
@@ -240,6 +268,7 @@ class Fsdp2Memory:
         norm_bytes = shapes.norm_input_bytes + shapes.norm_output_bytes * n_parts
         inner_bytes = saved_at_inner_widths(shapes, block)
         saved = norm_bytes + inner_bytes + shapes.saved_score_bytes + shapes.adapter_bytes
+        saved = saved + self.sharing.saved_bytes
         if not self.program.runs_eagerly:
             return saved
         return saved + _kept_by_eager_kernels(shapes, block, self.program)
@@ -284,30 +313,32 @@ class Fsdp2Memory:
         They are the loss, the head's backward pass, the activation and the end of the backward pass
         of the first two and the last two blocks in it, and the embedding's backward pass.
         """
-        shapes, block, kept = self.shapes, self._block, self.kept
+        shapes, block, kept, ends = self.shapes, self._block, self.kept, self._ends
         n_layers = shapes.n_backward
         head_input = shapes.linears["head"].input_bytes
-        logits_bytes = shapes.logits * shapes.element_bytes
-        head = _gradient_elements(shapes, "head")
-        whole_root = self._root.parameters + self._sums
+        n_pieces = self.program.head_chunks
+        logits_bytes = shapes.logits * shapes.element_bytes / n_pieces
+        # The gradients of the pieces' inputs are joined in fp32.
+        joined = head_input * (n_pieces > 1) * FP32_BYTES / shapes.element_bytes
         n_kept = n_layers if kept.blocks else 0
-        before_blocks = whole_root + self._message_before
+        before_blocks = ends.weights + self._sums + ends.before
         last_block = block.parameters * max(self.program.keeps_last_block, n_kept)
-        in_head = before_blocks + head + block.parameters * max(1, n_kept)
+        n_gathered = max(n_pieces == 1, n_kept)
+        in_head = before_blocks + ends.gradients + block.parameters * n_gathered
         moments = [
-            _Moment(0, 0, before_blocks + last_block, _loss_bytes(shapes) + head_input),
-            _Moment(0, 0, in_head, logits_bytes + 2.0 * head_input),
+            _Moment(0, 0, before_blocks + last_block, self._loss_bytes + head_input + joined),
+            _Moment(0, 0, in_head, logits_bytes + 2.0 * head_input + joined),
         ]
         for n_done in sorted({0, min(1, n_layers - 1), max(n_layers - 2, 0), n_layers - 1}):
             is_last = n_done == n_layers - 1
-            sent = block.trained * self._message_ratio if n_done else self._message_before
+            sent = block.trained * self._message_ratio if n_done else ends.sent
             n_gathered = max(1 if is_last else 2, n_kept if kept.gradients else n_kept - n_done)
-            held = whole_root + head + block.parameters * n_gathered + sent
+            held = ends.beside_blocks + self._sums + block.parameters * n_gathered + sent
             in_down, at_end = held + self._largest_gradient, held + block.trained
             moments.append(_Moment(n_done, n_done, in_down, block.in_activation))
             moments.append(_Moment(n_done + 1, n_done, at_end, self._at_end_of_block))
         kept_to_end = block.parameters * (n_kept if kept.gradients else 0)
-        at_last = whole_root + kept_to_end + block.trained + self._n_vocabulary_gradients * head
+        at_last = ends.at_last + self._sums + kept_to_end + block.trained
         moments.append(_Moment(n_layers, n_layers, at_last, shapes.residual_bytes))
         return moments
 
@@ -317,14 +348,44 @@ class Fsdp2Memory:
         element_bytes = self.shapes.element_bytes
         return self.program.message_bytes(element_bytes) / element_bytes
 
-    @property
-    def _message_before(self) -> Size:
-        """The elements of the last message of the micro-step before, if it has sent any.
+    @cached_property
+    def _ends(self) -> _Ends:
+        """What is held of embedding, final norm and head.
 
-        The message stays until the first block sends its own.
+        A message stays until the next unit sends its own. Where the head's gradient is formed in
+        pieces, its sum has the type of the message, and a copy of the sum is sent.
         """
+        ratio, in_pieces = self._message_ratio, self.program.head_chunks > 1
+        # A micro-step before has left its last message, if it has sent any.
         sends = 0.0 if self.kept.gradients else self._accumulates
-        return sends * self._root.trained * self._message_ratio
+        head = _gradient_elements(self.shapes, "head")
+        formed = head * (ratio + max(ratio, 1.0)) if in_pieces else head
+        if not self.wrapped:
+            root = self._root
+            before = sends * root.trained * ratio
+            held = root.parameters + (0.0 if in_pieces else head)
+            at_last = root.parameters + self._n_vocabulary_gradients * head
+            return _Ends(root.parameters, formed, held, before, before, at_last, root.parameters)
+        unit, embedding = self.wrapped["head"], self.wrapped["embedding"]
+        is_trained = self.shapes.job.trains_embedding
+        return _Ends(
+            weights=unit.parameters,
+            gradients=formed,
+            beside_blocks=0.0,
+            before=sends * embedding.trained * ratio,
+            sent=0.0 if in_pieces else unit.trained * ratio,
+            at_last=is_trained * (embedding.parameters + embedding.trained),
+            gathered=np.maximum(unit.parameters, embedding.parameters),
+        )
+
+    @property
+    def _loss_bytes(self) -> Array:
+        """The bytes of the tensors that the loss forms from the logits that exist at once."""
+        shapes = self.shapes
+        whole = value_or(shapes.memory.logit_bytes, _TENSORS_OF_LOSS * shapes.element_bytes)
+        split = value_or(shapes.memory.split_logit_bytes, whole)
+        logits = shapes.loss_logits / self.program.head_chunks
+        return logits * np.where(shapes.y > 1, split, whole)
 
     @property
     def _sums(self) -> Size:
@@ -355,7 +416,7 @@ class Fsdp2Memory:
     def _at_end_of_block(self) -> Array:
         """The working bytes at the end of a block's backward pass, without its gradients."""
         shapes = self.shapes
-        return 3.0 * shapes.residual_bytes + _attended_bytes(shapes) + self.attention_buffers
+        return 3.0 * shapes.residual_bytes + _attended_bytes(shapes) + self.sharing.working_bytes
 
 
 def _largest(moments: Sequence[dict[str, Array]]) -> dict[str, Array]:
@@ -403,8 +464,8 @@ def _saved_beside_products(shapes: Shapes, runs_eagerly: bool) -> Array:
     These are its input, the outputs of attention and of the other products, and sums of products
     over a tensor group. A compiler leaves out the last product's, which no backward pass reads.
     """
-    products = shapes.model.block_products
-    shares = shapes.model.recomputed_shares
+    products = shapes.block_products
+    shares = shapes.recomputed_shares
     saved = shapes.residual_bytes + shapes.linears["proj"].input_bytes
     for name in ("qkv", "up"):
         saved = saved + (1.0 - shares[name]) * shapes.linears[name].output_bytes
@@ -433,13 +494,6 @@ def _kept_by_eager_kernels(shapes: Shapes, block: Block, program: ZeroProgram) -
         shared = 0.0 if program.separates_products else 1.0 + kv_share
         return kept + query_bytes * (1.0 + shared + copied)
     return kept + (query_bytes if model.n_kv_heads < model.n_heads else 0.0)
-
-
-def _loss_bytes(shapes: Shapes) -> Array:
-    """Return the bytes of the tensors that the loss forms from the logits."""
-    whole = value_or(shapes.memory.logit_bytes, _TENSORS_OF_LOSS * shapes.element_bytes)
-    split = value_or(shapes.memory.split_logit_bytes, whole)
-    return shapes.loss_logits * np.where(shapes.y > 1, split, whole)
 
 
 def _attended_bytes(shapes: Shapes) -> Size:

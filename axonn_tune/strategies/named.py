@@ -149,8 +149,8 @@ def _zero_named(name: str, switches: Switches, engine: Engine, has_experts: bool
     if switches.low_weights and (has_experts or not engine.zero.gathers_low):
         raise InputError(
             f"engine {engine.name or 'ideal'} gathers weights in the job's type; allowed with "
-            "--low-weights: an engine of torchtitan and a model without experts, or --strategy "
-            "megatron"
+            "--low-weights: torchtitan-2024 or torchtitan-2025 and a model without experts, or "
+            "--strategy megatron"
         )
     return zero3(
         engine,

@@ -20,7 +20,7 @@ from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.engine import IDEAL, MemoryForm, value_or
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Quantity
-from axonn_tune.spec.model import Model
+from axonn_tune.spec.model import Model, Product
 from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT, operand_bytes
@@ -130,6 +130,8 @@ class Shapes:
         Whether full recomputation leaves out what comes after the experts' products.
     separates_products : bool
         Whether query, key, value and an MLP's gate have weights of their own.
+    joins_queries : bool
+        Whether one weight forms query, key and value even where the gate has a weight of its own.
     gathers_logits : bool
         Whether each rank of a tensor group gathers all logits and forms the whole loss.
     stage_layout : tuple of int
@@ -190,6 +192,7 @@ class Shapes:
     leaves_out_last_product: bool = False
     leaves_out_combine: bool = False
     separates_products: bool = False
+    joins_queries: bool = False
     gathers_logits: bool = False
     stage_layout: tuple[int, ...] = ()
     balances_stages: bool = False
@@ -337,9 +340,19 @@ class Shapes:
         """The mean number of features of a head's query and value."""
         return round(self.model.attention_dim)
 
+    @property
+    def block_products(self) -> tuple[Product, ...]:
+        """The products of a block in forward order, as far as the engine separates them."""
+        return self.model.block_products(self.joins_queries)
+
+    @property
+    def recomputed_shares(self) -> dict[str, float]:
+        """The share of each layer that recomputation of every second product forms again."""
+        return self.model.recomputed_shares(self.joins_queries)
+
     def _products(self, linear: Linear, n: Array) -> tuple[tuple[str, Array], ...]:
         """Return the names of a layer's products with the columns of each."""
-        products = self.model.block_products if self.separates_products else ()
+        products = self.block_products if self.separates_products else ()
         parts = tuple((each.name, each.share * n) for each in products if each.layer == linear.name)
         return parts or ((linear.name, n),)
 

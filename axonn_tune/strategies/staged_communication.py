@@ -17,7 +17,6 @@ from axonn_tune.strategies.zero_communication import ZeroCommunication, replica_
 
 if TYPE_CHECKING:
     from axonn_tune.strategies.sharding import Sharding
-    from axonn_tune.strategies.units import GatherUnit
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +36,35 @@ class StagedCommunication(ZeroCommunication):
 
     def _share(self, chain: str, unit: GatherUnit) -> Size:
         """Return the share of a chain's units that are gathered."""
+        if unit.name.startswith(self._head.name):
+            return 1.0
         return 1.0 if self.sync and chain == FORWARD else 0.0
+
+    @cached_property
+    def _head(self) -> GatherUnit:
+        """Final norm and head, which the last stage gathers for each loss in pieces."""
+        return self.options.head_unit(self.shapes)
+
+    def _unit_of(self, layer: str) -> GatherUnit:
+        """Return the unit of the embedding or of the head."""
+        return self._head if layer == "head" else self._root
+
+    def _sum_pieces(self, host: HostProgram) -> None:
+        """Add the pieces' gradients of the head, and reduce their sum for each micro-batch.
+
+        The loss switches the reduction on for its last piece (torchtitan b5bcd76c,
+        components/loss.py, ChunkedLossWrapper), whatever the pipeline has switched off.
+        """
+        self._add_pieces(host)
+        head, (group,) = self._head, self._sharding.reduced_over
+        size = self.shapes.table.size(group)
+        name = names.unit_gradient(head.name, group)
+        nbytes = np.full(len(self.shapes.table), head.trained * self._message_element)
+        host.memory_bound(f"{name}.pack", (size > 1) * 2.0 * nbytes, "copy")
+        host.run(names.reduce(name), "reduce_scatter", nbytes, group, head.n_reductions)
+        host.run(replica_sum(head), "all_reduce", nbytes / size, self._sharding.replicas)
+        added = head.trained / size * (self._of_receipt(head) + 3.0 * self._kept_element)
+        host.memory_bound(f"gradient.{head.name}.accumulate", added, "add")
 
     @property
     def _reduces(self) -> bool:

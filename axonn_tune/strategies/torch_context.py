@@ -14,7 +14,7 @@ import numpy as np
 from axonn_tune.spec import names
 from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array
-from axonn_tune.strategies.context import Ring
+from axonn_tune.strategies.context import AllGather, Ring
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES
 
@@ -100,3 +100,36 @@ class TorchRing(Ring):
         queries = self.query_bytes / self.shapes.attention_element_bytes
         sums = FP32_BYTES * (3.0 * self._keys_values + queries)
         return self.is_split * (self.all_key_value_bytes + sums)
+
+
+class FlexGather(AllGather):
+    """Keys and values are gathered along the first dimension, and one kernel has a mask of blocks.
+
+    The mask knows in which order the ranks' tokens come, so that nothing orders keys and values,
+    and autograd scatters sums of their gradients. What was gathered is saved, unless selective
+    recomputation gathers it again (torchtitan b5bcd76c, models/common/decoder_sharding.py,
+    set_gqa_inner_attention_local_map, and distributed/activation_checkpoint.py, comm_ops).
+    """
+
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Gather where it has not been done, attend, and scatter sums of gradients."""
+        n_sequences = self.shapes.table.sequences_at_once / self.n_ranks
+        kernel = self._kernel(chain, window, n_sequences, self.shapes.job.seq_len)
+        everything = self.all_key_value_bytes
+        if chain != BACKWARD or self.shapes.recomputes_by_product:
+            name = names.all_gather(kernel.name)
+            host.run(name, "all_gather", everything, self.axis, 2.0)
+        host.launch(kernel)
+        if chain == BACKWARD:
+            name = names.reduce_scatter(kernel.name)
+            host.run(name, "reduce_scatter", everything, self.axis, 2.0)
+
+    @property
+    def saved_bytes(self) -> Array:
+        """The bytes of gathered keys and values beside the rank's own."""
+        return self.all_key_value_bytes * (1.0 - 1.0 / self.n_ranks)
+
+    @property
+    def working_bytes(self) -> Array:
+        """The bytes of what is gathered, and of its gradients."""
+        return self.is_split * 2.0 * self.all_key_value_bytes

@@ -194,7 +194,7 @@ class Transformer:
 
         The output of attention has been kept.
         """
-        shares = self.shapes.model.recomputed_shares
+        shares = self.shapes.recomputed_shares
         self._norm(host, RECOMPUTE, "norm1")
         self._part_again(host, "qkv", shares["qkv"])
         self._rotary(host, RECOMPUTE)
@@ -427,6 +427,8 @@ class Transformer:
             self._mlp_again(host, block)
         self._output_norm(host, BACKWARD, "mlp_norm")
         prefetched = next_entry.chain if next_entry is not None and not recomputes else ""
+        if next_entry is None and not recomputes:
+            self.communication.prefetch_root(host, BACKWARD)
         self._mlp_backward(host, block, previous, prefetched)
         if not self._model.shares_norm:
             self._norm(host, BACKWARD, "norm2")
@@ -592,8 +594,9 @@ class Transformer:
             host.run(names.LOSS_SUM, "all_reduce", 2.0 * token_bytes, shapes.y_axis)
         nbytes = shapes.loss_logits * (FP32_BYTES + shapes.element_bytes)
         host.memory_bound(names.LOSS_GRADIENT, nbytes, "softmax_backward")
-        self.communication.prefetch_block(host, backward_entry.chain)
+        self.communication.prefetch_beside_head(host, backward_entry.chain)
         self._linear_backward(host, "head", backward_entry)
+        self.communication.end_head(host, backward_entry.chain)
         self._norm(host, BACKWARD, "norm")
 
     def _module(self) -> Phase:

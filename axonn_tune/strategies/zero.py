@@ -22,7 +22,7 @@ from functools import partial
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import IDEAL, RING, ULYSSES, Engine
+from axonn_tune.spec.engine import ALL_GATHER, IDEAL, RING, ULYSSES, Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, PIPELINE, TENSOR, Axes
 from axonn_tune.spec.model import Model
@@ -58,7 +58,7 @@ from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
 from axonn_tune.strategies.sharding import Sharding
 from axonn_tune.strategies.staged_communication import StagedCommunication
 from axonn_tune.strategies.step_plan import plan_key, step_plan
-from axonn_tune.strategies.torch_context import TorchRing
+from axonn_tune.strategies.torch_context import FlexGather, TorchRing
 from axonn_tune.strategies.transformer import Transformer
 from axonn_tune.strategies.units import GatherUnit, gathers_per_block, trained_share
 from axonn_tune.strategies.zero_communication import ZeroCommunication
@@ -297,8 +297,9 @@ class Zero:
         """Return the memory of a rank of FSDP2 that has these units."""
         sharding, element_bytes = self.sharding, self.kept_element_bytes(shapes.job)
         kept = Kept(sharding.weights, element_bytes, self.keeps_blocks, sharding.reduced_once)
-        buffers = self.shared_sequences(shapes).working_bytes
-        return Fsdp2Memory(shapes, units, self.engine.zero, kept, buffers)
+        sharing = self.shared_sequences(shapes)
+        ends = self.wrapped_ends(shapes)
+        return Fsdp2Memory(shapes, units, ends, self.engine.zero, kept, sharing)
 
     def kept_element_bytes(self, job: Job) -> float:
         """Return the bytes of an element of the shards of gradients: torch's are in fp32."""
@@ -321,6 +322,8 @@ class Zero:
         if self.context_kind == RING and program.is_fsdp2:
             n_copies = model.n_heads / model.n_kv_heads if program.repeats_kv_heads else 1.0
             return TorchRing(shapes, key_copies=n_copies)
+        if self.context_kind == ALL_GATHER and program.is_fsdp2:
+            return FlexGather(shapes)
         return context_parallelism(self.context_kind, shapes)
 
     def shapes(self, model: Model, job: Job, table: CandidateTable) -> Shapes:
@@ -340,6 +343,7 @@ class Zero:
             leaves_out_last_product=self.engine.leaves_out_last_product(model, job),
             leaves_out_combine=not self.engine.recomputes_combine,
             separates_products=program.separates_products,
+            joins_queries=program.joins_queries,
             gathers_logits=program.gathers_logits,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
             sends_once=self.sends_once,
@@ -371,6 +375,9 @@ class Zero:
         embedding's weight has no gradient of its own.
         """
         model, job = shapes.model, shapes.job
+        if wrapped := self.wrapped_ends(shapes):
+            is_trained = {"head": job.trains_head, "embedding": job.trains_embedding}
+            return {layer: unit for layer, unit in wrapped.items() if is_trained[layer]}
         is_apart = self.engine.zero.keeps_ends and not model.tied_embeddings and job.trains_head
         if not is_apart:
             return {"embedding": root}
@@ -379,6 +386,20 @@ class Zero:
         if job.trains_embedding:
             ends["embedding"] = replace(root, trained=root.trained - head)
         return ends
+
+    def wrapped_ends(self, shapes: Shapes) -> dict[str, GatherUnit]:
+        """Return final norm and head, and the embedding, where they are units of their own."""
+        is_one = shapes.model.tied_embeddings or shapes.table.is_pipelined
+        if is_one or not self.engine.zero.wraps_ends:
+            return {}
+        return {
+            "head": self.head_unit(shapes),
+            "embedding": self._unit(shapes, "root_embedding", (), (True, False), 1.0),
+        }
+
+    def head_unit(self, shapes: Shapes) -> GatherUnit:
+        """Return the unit of final norm and head."""
+        return self._unit(shapes, "root_head", (), (False, True), 1.0)
 
     def _units_of(
         self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool

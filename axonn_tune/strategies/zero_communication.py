@@ -9,6 +9,7 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.layout import PIPELINE, TENSOR
+from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size
 from axonn_tune.strategies.optimizer import clip_and_update, states_of
 from axonn_tune.strategies.program import HostProgram
@@ -30,6 +31,8 @@ class ZeroCommunication(ZeroGathers):
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
         """Wait, with ORS, for the preceding block's gradients before the block's last product."""
         first = self.shapes.model.attention_linears[0].name
+        if layer == "embedding" and self._wrapped_ends:
+            self._take(host, BACKWARD, self._unit_of("embedding"))
         if layer in (first, "embedding") and self._overlap.ors:
             self._finish_blocks(host)
 
@@ -56,8 +59,34 @@ class ZeroCommunication(ZeroGathers):
 
         Where head and embedding are reduced by themselves, each is as soon as it is formed.
         """
-        if layer in self._ends:
+        if layer == "head" and self._cuts_tokens:
+            self._sum_pieces(host)
+        elif layer in self._ends:
             self._start_reduction(host, self._ends[layer])
+
+    def _sum_pieces(self, host: HostProgram) -> None:
+        """Add the pieces' gradients of the head, and reduce their sum before anything else runs.
+
+        The sums have the type of the messages, to which torch converts the first gradients (2.13,
+        _fully_shard/_fsdp_param.py, to_accumulated_grad_if_needed), and no kernel runs until the
+        message has arrived (_fsdp_param_group.py, post_backward, is_partial_group_backward). The
+        gradients of the head's input are copied into one tensor in fp32: 24 bytes of each element
+        (torchtitan b5bcd76c, components/loss.py, GradAccumulator).
+        """
+        self._add_pieces(host)
+        head = self._unit_of("head")
+        self._start_reduction(host, head)
+        self._finish_reduction(host, head)
+
+    def _add_pieces(self, host: HostProgram) -> None:
+        """Add the pieces' gradients of the head, and join those of its input."""
+        shapes, element, of_sum = self.shapes, self.shapes.element_bytes, self._message_element
+        n_pieces = self._program.head_chunks
+        converted = (of_sum != element) * (element + of_sum)
+        of_weight = converted + (n_pieces - 1) * (element + 2.0 * of_sum)
+        weights = shapes.linears["head"].n_elements
+        of_input = 24.0 / element * shapes.linears["head"].input_bytes
+        host.memory_bound("gradient.head.pieces", weights * of_weight + of_input, "add")
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
         """Wait for the last gradients and add them.
@@ -72,8 +101,9 @@ class ZeroCommunication(ZeroGathers):
             if job.trains_head and "head" not in self._ends:
                 self._start_reduction(host, self._root)
         if job.trains_embedding or job.trains_head:
-            for unit in self._ends.values():
-                self._finish_reduction(host, unit)
+            for layer, unit in self._ends.items():
+                if not (layer == "head" and self._cuts_tokens):
+                    self._finish_reduction(host, unit)
         if self._sharding.reduced_once:
             self._add_whole_gradients(host)
 
@@ -142,7 +172,8 @@ class ZeroCommunication(ZeroGathers):
             sent = (size > 1) * remaining
             of_pack: Size = element + message_element
             if self._kernels is not None:
-                of_pack = self._kernels.of_pack(is_sum=self._sends_sums)
+                is_head = self._cuts_tokens and unit.name == self._unit_of("head").name
+                of_pack = self._kernels.of_pack(is_sum=self._sends_sums | is_head)
             host.memory_bound(f"{name}.pack", sent * of_pack, "copy")
             if self._program.scales_gradients:
                 host.memory_bound(f"{name}.scale", sent * (2.0 * message_element), "scale")
@@ -345,7 +376,7 @@ class ZeroCommunication(ZeroGathers):
         size = self.shapes.table.size(self._sharding.weights)
         read = sum(unit.count * unit.low for unit in self.units) / size * self._kept_element
         host.memory_bound(names.WEIGHT_SCALES, read, "reduce")
-        n_weights = self.shapes.model.n_layers * len(self.shapes.model.block_products)
+        n_weights = self.shapes.model.n_layers * len(self.shapes.block_products)
         groups = (self._sharding.weights, self.options.tensor_axis)
         for group in groups:
             name = names.over(names.all_reduce(names.WEIGHT_SCALES), group)

@@ -119,6 +119,20 @@ class ZeroGathers(AsyncTensorParallel):
         """The units of a block."""
         return self.units[1:]
 
+    @cached_property
+    def _wrapped_ends(self) -> dict[str, GatherUnit]:
+        """Final norm and head, and the embedding, where they are units of their own."""
+        return self.options.wrapped_ends(self.shapes)
+
+    def _unit_of(self, layer: str) -> GatherUnit:
+        """Return the unit of the embedding or of the head."""
+        return self._wrapped_ends.get(layer, self._root)
+
+    @property
+    def _cuts_tokens(self) -> bool:
+        """Whether logits and loss are formed for one piece of the tokens after another."""
+        return self._program.head_chunks > 1
+
     def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Run attention over sequences that several ranks share, if they do."""
         copies = self._program.copies_heads and self.shapes.job.attention == "flash"
@@ -164,7 +178,7 @@ class ZeroGathers(AsyncTensorParallel):
 
     def n_gradient_sums(self, layer: str) -> int:
         """Return the number of a layer's products if each has a sum of its own, else 1."""
-        products = self.shapes.model.block_products if self._program.scatters_by_product else ()
+        products = self.shapes.block_products if self._program.scatters_by_product else ()
         return max(sum(product.layer == layer for product in products), 1)
 
     def sum_input_gradient(self, host: HostProgram, weight: Weight) -> str:
@@ -212,10 +226,10 @@ class ZeroGathers(AsyncTensorParallel):
     def prefetch_weight(self, host: HostProgram, weight: Weight) -> None:
         """Start to gather the root before the embedding."""
         if weight.layer == "embedding" and self._gathers_ahead:
-            self._start_gathers(host, FORWARD, self._root)
+            self._start_gathers(host, FORWARD, self._unit_of("embedding"))
 
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
-        """Wait for the root's weights before the embedding, and where they are gathered again.
+        """Wait for the root's weights, or for those of its units, before they are used.
 
         What a block's recomputation does not leave gathered comes while the gradients of its last
         matrix are formed.
@@ -223,12 +237,32 @@ class ZeroGathers(AsyncTensorParallel):
         if self.keeps_weights:
             return
         if weight.layer == "embedding":
-            self._take(host, FORWARD, self._root)
+            self._take(host, FORWARD, self._unit_of("embedding"))
+        if weight == Weight(FORWARD, "head"):
+            self._take_head(host)
         if weight == Weight(BACKWARD, "head") and self._gathers_root_again:
             self._take(host, BACKWARD, self._root)
         for unit in self._in_block:
             if unit.fetches.n_again:
                 self._gather_again(host, unit, weight)
+
+    def _take_head(self, host: HostProgram) -> None:
+        """Wait for a unit with the head, and gather it again for pieces of the tokens.
+
+        The end of the forward pass releases it once the final norm has run (torch 2.13,
+        _fully_shard/_fsdp_state.py, _force_complete_incomplete_states).
+        """
+        unit = self._unit_of("head")
+        if self._wrapped_ends:
+            self._take(host, FORWARD, unit)
+        if self._cuts_tokens:
+            self._gather_now(host, FORWARD, replace(unit, name=f"{unit.name}.again"))
+
+    def _gather_now(self, host: HostProgram, chain: str, unit: GatherUnit) -> None:
+        """Gather a unit, and wait for it."""
+        if self._overlap.oag:
+            self._start_gathers(host, chain, unit)
+        self._take(host, chain, unit)
 
     def _gather_again(self, host: HostProgram, unit: GatherUnit, weight: Weight) -> None:
         """Gather for gradients what recomputation has released, between two uses of matrices."""
@@ -239,13 +273,34 @@ class ZeroGathers(AsyncTensorParallel):
             self._take(host, BACKWARD, unit)
 
     def prefetch_root(self, host: HostProgram, chain: str) -> None:
-        """Start to gather the root for the backward pass, if it does not stay.
+        """Start to gather the end that comes next, or the root for the backward pass.
 
         The host is ahead of the device, and the message waits only for the last block's (torch
         2.13, _fully_shard/_fsdp_param_group.py, unshard and wait_for_unshard).
         """
-        if chain == FORWARD and self._gathers_root_again and self._gathers_ahead:
+        if not self._gathers_ahead:
+            return
+        if chain == FORWARD and self._gathers_root_again:
             self._start_gathers(host, BACKWARD, self._root)
+        if self._wrapped_ends and chain == FORWARD:
+            self._start_gathers(host, FORWARD, self._unit_of("head"))
+        elif self._wrapped_ends and self.shapes.job.trains_embedding:
+            self._start_gathers(host, BACKWARD, self._unit_of("embedding"))
+
+    def prefetch_beside_head(self, host: HostProgram, chain: str) -> None:
+        """Start to gather a block, unless the head is gathered for the norm's gradient first."""
+        if not self._cuts_tokens:
+            self.prefetch_block(host, chain)
+
+    def end_head(self, host: HostProgram, chain: str) -> None:
+        """Gather the head for the norm's gradient, and then start to gather a block.
+
+        Where the head's gradient was formed in pieces, the unit has been released (torchtitan
+        b5bcd76c, components/loss.py, ChunkedLossWrapper).
+        """
+        if self._cuts_tokens:
+            self._gather_now(host, BACKWARD, self._unit_of("head"))
+            self.prefetch_block(host, chain)
 
     def begin_block(self, host: HostProgram, chain: str) -> None:
         """Wait for all weights of the block, since they come together."""
@@ -358,7 +413,7 @@ class ZeroGathers(AsyncTensorParallel):
 
     def _share(self, chain: str, unit: GatherUnit) -> Size:
         """Return the share of a chain's units of one kind that are gathered, on average."""
-        is_root = unit.name == self._root.name
+        is_root = unit.name not in {each.name for each in self._in_block}
         is_kept = self._program.keeps_ends and is_root
         if (self.options.syncs_once or is_kept) and not self.sync:
             return 0.0

@@ -67,7 +67,7 @@ def test_a_script_warns_of_a_host_without_enough_memory(said, tmp_path):
 def test_engines_that_offload_are_listed(said):
     rows = {line.split()[0]: line for line in said("engines", "list").splitlines()[2:]}
     offloading = {name for name, line in rows.items() if line.split()[-2] == "yes"}
-    torchtitan = {"torchtitan", "torchtitan-2024", "torchtitan-2024-eager"}
+    torchtitan = {f"torchtitan{end}" for end in ("", "-2025", "-2024", "-2024-eager")}
     others = {
         "deepspeed",
         "deepspeed-alst",

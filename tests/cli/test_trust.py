@@ -39,7 +39,7 @@ def test_every_text_and_every_json_has_the_track_record(capsys, command):
         ("megatron", "dgx-h100", "Track record of megatron (Megatron-Core) on H100: "),
         ("megatron", "alps", "Track record of megatron (Megatron-Core) on GH200: "),
         ("megatron", "perlmutter", "(Megatron-Core) on all machines, since A100 has too few: "),
-        ("zeropp", "alps", "(DeepSpeed, eager) on V100, since GH200 has too few: "),
+        ("zeropp", "alps", "(DeepSpeed 0.10) on V100, since GH200 has too few: "),
         ("axonn", "alps", "(of other engines, too; bundled runtime has too few)"),
         ("zero-topo", "perlmutter", "zero-topo: never compared with a measured step."),
         ("zero-topo", "perlmutter", "* zero-topo quantises messages"),

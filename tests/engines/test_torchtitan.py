@@ -3,15 +3,24 @@
 torchtitan's modules are written here again, after their descriptions in its engines' files.
 """
 
+import json
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
+from build import number, operations, plan_of
 from engines.traffic import Traffic, bf16, loss_bytes, moved, rms_norm
 from torch.nn.functional import cross_entropy, silu
+from worlds import llama
 
 from axonn_tune.io.presets import load_engine
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.plan import Gemm
 from axonn_tune.strategies.shard_kernels import ShardKernels
+from axonn_tune.strategies.zero import zero3
 
 EAGER = load_engine("torchtitan-2024-eager")
 TOKENS, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 512, 1024, 3584, 32, 8, 128
@@ -58,10 +67,29 @@ def test_rotation_and_repeated_keys_move_what_the_engines_say():
     queries = bf16(1, TOKENS, HEADS, HEAD_DIM)
     keys, values = (bf16(1, TOKENS, KV_HEADS, HEAD_DIM) for _ in range(2))
     ideal = 2.0 * (queries.numel() + keys.numel()) * 2.0
-    for name in ("torchtitan", "torchtitan-2024", "torchtitan-2024-eager"):
+    for name in ("torchtitan-2025", "torchtitan-2024", "torchtitan-2024-eager"):
         expected = load_engine(name).kernels["rotary"].traffic.value
         for counted in moved(prepared, queries, keys, values):
             assert counted.nbytes / ideal == pytest.approx(expected, rel=0.02)
+
+
+def test_rotation_and_copied_values_move_what_the_newest_engine_says():
+    """One product forms all three; a compiled cast reads queries and keys where they are."""
+    angles = torch.empty(TOKENS, 1, HEAD_DIM // 2, dtype=torch.complex64, device="meta")
+
+    def rotated_tokens(x):
+        pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
+        return torch.view_as_real(pairs * angles).flatten(-2).type_as(x)
+
+    def prepared(q, k, v):
+        return rotated_tokens(q), rotated_tokens(k), v.clone()
+
+    queries = bf16(TOKENS, HEADS, HEAD_DIM)
+    keys, values = (bf16(TOKENS, KV_HEADS, HEAD_DIM) for _ in range(2))
+    ideal = 2.0 * (queries.numel() + keys.numel()) * 2.0
+    forward, _ = moved(prepared, queries, keys, values)
+    expected = load_engine("torchtitan").kernels["rotary"].traffic.value
+    assert forward.nbytes / ideal == pytest.approx(expected, rel=0.02)
 
 
 def test_the_loss_in_fp32_moves_what_the_engine_says():
@@ -139,3 +167,16 @@ def test_split_logits_grow_the_pool_to_the_bytes_that_the_engine_states():
     pool.allocate("times grad_output", 4)
     for name in ("torchtitan-2024", "torchtitan-2024-eager"):
         assert load_engine(name).memory.split_logit_bytes.value == pool.end
+
+
+def test_the_newest_engine_forms_the_products_again_that_a_compiled_block_does():
+    path = Path(__file__).with_name("recomputed_products.py")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    sizes = {"n_layers": 1, "hidden_size": 64, "ffn_hidden_size": 128, "vocab_size": 256}
+    model = llama(**sizes, n_heads=4, n_kv_heads=4, seq_len=64)
+    for recompute, columns in json.loads(done.stdout).items():
+        strategy = zero3(load_engine("torchtitan"))
+        plan = plan_of(strategy, model, Job(2, 2, 64), recompute=recompute, shard=2)
+        again = [op for op in operations(plan.microstep) if op.name.startswith("recompute.")]
+        assert sorted(number(op.n) for op in again if isinstance(op, Gemm)) == columns

@@ -111,7 +111,7 @@ def test_what_torchtitan_does_not_run_is_refused(model, options, culprit):
 
 
 def test_shared_sequences_and_asynchronous_messages_have_flags():
-    options = {"context_kind": "ring", "overlaps_tensor": True, "seq_len": 8192}
+    options = {"context_kind": "all_gather", "overlaps_tensor": True, "seq_len": 8192}
     values = values_of(prediction_of("llama3-8b", "tensor=2,context=4,shard=8", **options))
     assert values["parallelism.context_parallel_degree"] == "4"
     assert values["parallelism.enable_async_tensor_parallel"] is True

@@ -90,8 +90,8 @@ def test_nvidia_counts_the_same_flops(predicted):
     [
         ("llama3-8b", 1, "fsdp2", "shard=1", True, "none", 10.51, 0.03),
         ("qwen2.5-7b", 1, "fsdp2", "shard=1", False, "none", 9.29, 0.03),
-        ("llama3-70b", 8, "torchtitan", "tensor=2,shard=4", False, "full", 15.0, 0.155),
-        ("llama3-70b", 16, "torchtitan", "tensor=2,shard=8", False, "full", 8.32, 0.03),
+        ("llama3-70b", 8, "torchtitan-2025", "tensor=2,shard=4", False, "full", 15.0, 0.155),
+        ("llama3-70b", 16, "torchtitan-2025", "tensor=2,shard=8", False, "full", 8.32, 0.03),
     ],
 )
 def test_steps_of_fsdp_are_met_within_what_the_page_says(
@@ -109,7 +109,7 @@ def test_steps_of_fsdp_are_met_within_what_the_page_says(
         recompute=recompute,
         lora_rank=16,
         lora_dropout=dropout,
-        overlaps_tensor=engine == "torchtitan",
+        overlaps_tensor=engine == "torchtitan-2025",
     )
     predicted_seconds = best_of_layout(search, layout).step_seconds
     assert abs(predicted_seconds / seconds - 1.0) < most

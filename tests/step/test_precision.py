@@ -134,7 +134,7 @@ def test_megatron_is_told_the_recipe(precision):
 
 
 def test_other_frameworks_are_not_told_what_their_programs_lack():
-    options = {"strategy": "zero3", "engine": "torchtitan", "precision": "fp8"}
+    options = {"strategy": "zero3", "engine": "torchtitan-2025", "precision": "fp8"}
     message = "precision is fp8-current; allowed where a script of torchtitan is written: bf16"
     with pytest.raises(InputError, match=message):
         launch("llama3-8b", 64, None, "dgx-h100", global_batch=64, **options)

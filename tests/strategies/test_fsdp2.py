@@ -78,7 +78,9 @@ def test_a_block_is_recomputed_up_to_the_input_of_its_last_product(model, layout
 
 
 @pytest.mark.parametrize(
-    "name", ["fsdp2", "fsdp2-eager", "torchtitan", "torchtitan-2024", "torchtitan-2024-eager"]
+    "name",
+    ["fsdp2", "fsdp2-eager"]
+    + [f"torchtitan{end}" for end in ("", "-2025", "-2024", "-2024-eager")],
 )
 def test_engines_with_torchs_checkpoint_leave_out_the_last_product(name):
     def flops(engine):
@@ -103,7 +105,7 @@ def test_every_second_product_is_formed_again_and_no_attention():
 
 
 def test_an_ungated_block_forms_keys_and_attentions_output_again():
-    assert GPT.recomputed_shares == pytest.approx(
+    assert GPT.recomputed_shares() == pytest.approx(
         {"qkv": 1 / 3, "proj": 1.0, "up": 0.0, "down": 0.0}
     )
 
@@ -474,7 +476,7 @@ def test_engines_without_context_parallelism_say_so():
 
 
 def test_products_do_not_wait_for_tokens_that_travel_beside_them():
-    titan = load_engine("torchtitan")
+    titan = load_engine("torchtitan-2025")
     sizes = {"tensor": 4, "shard": 4}
     usual, beside = (
         plan_of(zero3(titan, overlaps_tensor=overlaps), MODEL, JOB, **sizes)
@@ -504,7 +506,7 @@ def test_products_do_not_wait_for_tokens_that_travel_beside_them():
 
 def test_asynchronous_messages_need_copies_of_their_own():
     """A rank shows its tokens to the others, adds parts of sums, and orders several sequences."""
-    strategy = zero3(load_engine("torchtitan"), overlaps_tensor=True)
+    strategy = zero3(load_engine("torchtitan-2025"), overlaps_tensor=True)
     stream = 64 * MODEL.hidden_size * 2
 
     def moved(recompute, micro_batch):
@@ -532,7 +534,7 @@ def test_asynchronous_messages_need_copies_of_their_own():
 
 def test_what_every_second_product_takes_is_gathered_again_and_its_sums_are_not():
     for overlaps in (False, True):
-        strategy = zero3(load_engine("torchtitan"), overlaps_tensor=overlaps)
+        strategy = zero3(load_engine("torchtitan-2025"), overlaps_tensor=overlaps)
         plan = plan_of(strategy, MODEL, JOB, recompute="selective", tensor=4, shard=4)
         sent = {op.name for op in collectives(plan, plan.microstep) if op.axis == "tensor"}
         again = {name for name in sent if name.startswith("recompute.")}
@@ -543,7 +545,7 @@ def test_what_every_second_product_takes_is_gathered_again_and_its_sums_are_not(
 
 
 def test_asynchronous_messages_shorten_a_step():
-    titan = load_engine("torchtitan")
+    titan = load_engine("torchtitan-2025")
     layout = Layout({"tensor": 4, "shard": 4, "replica": 1})
     configuration = Configuration(layout, micro_batch=1, recompute="none")
     usual, beside = (
@@ -622,3 +624,46 @@ def test_a_stage_keeps_its_root():
         return [op.name for op in operations(stages.sync.forward, stages.sync.backward)]
 
     assert names(True) == names(False)
+
+
+# Gathered keys and values ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("recompute", "gathers"),
+    [
+        ("none", ["forward"]),
+        ("selective", ["forward", "backward"]),
+        ("full", ["forward", "recompute"]),
+    ],
+)
+def test_keys_and_values_are_gathered_once_for_each_use_that_nothing_has_saved(recompute, gathers):
+    strategy = zero3(load_engine("torchtitan"), context_kind="all_gather")
+    sizes = {"context": 4, "shard": 4}
+    plan = plan_of(strategy, MODEL, JOB, recompute=recompute, **sizes)
+    sent = [op for op in collectives(plan, plan.microstep) if op.axis == "context"]
+    names = Counter(op.name for op in sent)
+    expected = {f"{chain}.attention.all_gather" for chain in gathers}
+    assert set(names) == expected | {"backward.attention.reduce_scatter"}
+    assert set(names.values()) == {MODEL.n_layers}
+    whole = 2 * MODEL.n_kv_heads * MODEL.head_dim * JOB.seq_len * 2
+    assert {(number(op.nbytes), number(op.n_calls)) for op in sent} == {(whole, 2)}
+    kernels = [op.name for op in operations(plan.microstep) if ".attention" in op.name]
+    assert not any(name.endswith((".order", ".join", ".sum")) for name in kernels)
+
+
+def test_whole_keys_and_values_are_saved_where_nothing_gathers_them_again():
+    """Both have as many tokens, so many that most is held before the last block's gradients."""
+    titan, n_sequences = load_engine("torchtitan"), 256
+    shared, whole = (
+        memory_terms(
+            zero3(titan, context_kind=kind),
+            replace(MODEL, seq_len=seq_len),
+            Job(16, 16 // n_ranks * n_sequences, seq_len),
+            n_sequences,
+            **{"shard": 16 // n_ranks, **({"context": n_ranks} if kind else {})},
+        )["activations"]
+        for kind, seq_len, n_ranks in (("all_gather", 64, 4), ("", 16, 1))
+    )
+    others = 3 / 4 * 2 * MODEL.n_kv_heads * MODEL.head_dim * 64 * 2
+    assert shared - whole == pytest.approx(MODEL.n_layers * n_sequences * others)

@@ -17,7 +17,7 @@ MODEL = llama(
     ffn_hidden_size=512,
 )  # fmt: skip
 JOB = Job(16, 16, 64, precision="fp8-current", transposes_operands=True)
-TITAN = load_engine("torchtitan")
+TITAN = load_engine("torchtitan-2025")
 LOW, USUAL = (
     strategy_named("zero3", Switches(low_weights=is_low), TITAN) for is_low in (True, False)
 )

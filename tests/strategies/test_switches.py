@@ -20,7 +20,7 @@ VALUES = {
     "virtual_stages": (2,),
 }
 # zero3's usual engine refuses some of its switches.
-ENGINES = USUAL_ENGINES | {"zero3": "torchtitan"}
+ENGINES = USUAL_ENGINES | {"zero3": "torchtitan-2025"}
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(Switches)])
@@ -43,7 +43,7 @@ def test_a_strategy_has_the_switches_that_change_it(strategy, name):
 
 
 def is_refused_by_engine(strategy, name, value):
-    """Whether torchtitan, which rings, refuses a kind of context parallelism."""
+    """Whether torchtitan of 2025, which rings, refuses a kind of context parallelism."""
     return (strategy, name, value) == ("zero3", "context_kind", "ulysses")
 
 
@@ -110,7 +110,7 @@ def reduces_once(search):
     ("engine", "culprit"),
     [
         ("megatron-core", "precision is bf16, .* engine megatron-core: --precision fp8-delayed, "),
-        ("torchtitan", "precision is bf16, .* engine torchtitan: --precision fp8-current$"),
+        ("torchtitan-2025", "precision is bf16, .* engine torchtitan-2025: --precision fp8-current$"),
         ("nanotron", "engine nanotron has no precision with weights in a low format"),
     ],
 )

@@ -100,8 +100,10 @@ def _engine(text: str) -> str:
     """Return the version of torchtitan by the date of the log and by whether it compiles."""
     if "with torch.compile" not in text:
         return "torchtitan-2024-eager"
-    year = first_count(_YEAR.pattern, text) or 2025
-    return "torchtitan-2024" if year < 2025 else "torchtitan"
+    year = first_count(_YEAR.pattern, text)
+    if year is None or year > 2025:
+        return "torchtitan"
+    return "torchtitan-2024" if year < 2025 else "torchtitan-2025"
 
 
 def _recompute(text: str) -> str:

@@ -186,7 +186,7 @@ def test_the_degrees_of_torchtitan_are_axes(log):
     degrees = "pp=1, dp_replicate=2, dp_shard=2, cp=1, tp=2, ep=1"
     new = f"Building device mesh with parallelism: {degrees}"
     row = row_of(log(text.replace(old, new) + "\nCompiling each block with torch.compile"))
-    assert row["layout"] == "replica=2,shard=2,tensor=2" and row["engine"] == "torchtitan"
+    assert row["layout"] == "replica=2,shard=2,tensor=2" and row["engine"] == "torchtitan-2025"
 
 
 @pytest.mark.parametrize(
