@@ -69,7 +69,7 @@ def fitted_table(
 
 def _aligned(header: str, cells: Sequence[str]) -> list[str]:
     width = max(len(cell) for cell in (header, *cells))
-    numeric = all(cell[:1].isdigit() or cell[:1] in "+-." for cell in cells)
+    numeric = all(cell[:1].isdigit() or cell[:1] in "+-.<>" for cell in cells)
     justify = str.rjust if numeric else str.ljust
     body = [justify(cell, width) for cell in cells]
     return [justify(header, width), "-" * width, *body]
