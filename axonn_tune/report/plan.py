@@ -14,7 +14,14 @@ from axonn_tune.report.trust import trust_lines
 from axonn_tune.studies.limits import Limits
 from axonn_tune.studies.run_plan import CHINCHILLA_TOKENS_PER_PARAMETER, RunPlan
 from axonn_tune.studies.training_run import TrainingRun, checkpoint_bytes
-from axonn_tune.units import DAY_SECONDS, format_count, format_quantity, format_seconds, gib
+from axonn_tune.units import (
+    DAY_SECONDS,
+    counted,
+    format_count,
+    format_quantity,
+    format_seconds,
+    gib,
+)
 
 JOULES_PER_MWH = 3.6e9
 
@@ -169,7 +176,7 @@ def _tokens_text(run: TrainingRun) -> str:
     return (
         f"{format_count(run.tokens)} tokens, {run.tokens / parameters:.3g} for each parameter "
         f"(compute-optimal, after Chinchilla: about {optimum:g}, "
-        f"{format_count(optimum * parameters)}), {run.n_steps} steps, "
+        f"{format_count(optimum * parameters)}), {counted(run.n_steps, 'step')}, "
         f"{run.model_flops:.3g} FLOPs of the model"
     )
 
@@ -185,7 +192,8 @@ def _plan_pairs(plan: RunPlan) -> list[tuple[str, str]]:
     return [
         (
             "GPUs",
-            f"{scenario.job.n_gpus} on {scenario.n_nodes} nodes of {scenario.machine.name}",
+            f"{scenario.job.n_gpus} on {counted(scenario.n_nodes, 'node')} of "
+            f"{scenario.machine.name}",
         ),
         (
             "layout",
