@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "--tokens",
     help="Number of tokens of the whole run: 2T, 300B.  [default: what the budget buys, or 20 per "
-    "parameter, Chinchilla]",
+    "parameter, Chinchilla's of dense models]",
 )
 @click.option(
     "--deadline",

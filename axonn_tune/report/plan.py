@@ -11,6 +11,7 @@ from axonn_tune.report.phrases import assumption_line, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
 from axonn_tune.report.table import Column, fitted_table_of, key_values
 from axonn_tune.report.trust import trust_lines
+from axonn_tune.spec.model import Model
 from axonn_tune.studies.limits import Limits
 from axonn_tune.studies.run_plan import CHINCHILLA_TOKENS_PER_PARAMETER, RunPlan
 from axonn_tune.studies.training_run import TrainingRun, checkpoint_bytes
@@ -171,13 +172,29 @@ def _megawatt_hours(run: TrainingRun) -> str:
 
 
 def _tokens_text(run: TrainingRun) -> str:
-    parameters = run.scenario.model.parameters
-    optimum = CHINCHILLA_TOKENS_PER_PARAMETER
+    model = run.scenario.model
+    of_active = (
+        ""
+        if model.is_dense
+        else f", {run.tokens / model.active_parameters:.3g} for each active one"
+    )
     return (
-        f"{format_count(run.tokens)} tokens, {run.tokens / parameters:.3g} for each parameter "
-        f"(compute-optimal, after Chinchilla: about {optimum:g}, "
-        f"{format_count(optimum * parameters)}), {counted(run.n_steps, 'step')}, "
+        f"{format_count(run.tokens)} tokens, {run.tokens / model.parameters:.3g} for each parameter"
+        f"{of_active} ({_optimum_text(model)}), {counted(run.n_steps, 'step')}, "
         f"{run.model_flops:.3g} FLOPs of the model"
+    )
+
+
+def _optimum_text(model: Model) -> str:
+    """Say which number of tokens is compute-optimal, or of which parameters it would be."""
+    optimum = CHINCHILLA_TOKENS_PER_PARAMETER
+    of_all = format_count(optimum * model.parameters)
+    if model.is_dense:
+        return f"compute-optimal, after Chinchilla: about {optimum:g}, {of_all}"
+    of_active = format_count(optimum * model.active_parameters)
+    return (
+        f"Chinchilla's {optimum:g} are of dense models: {of_all} by all parameters, {of_active} by "
+        "the active ones"
     )
 
 

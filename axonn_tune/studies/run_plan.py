@@ -14,8 +14,8 @@ from axonn_tune.studies.limits import Limits
 from axonn_tune.studies.training_run import TrainingRun, model_flops, training_run
 from axonn_tune.units import DAY_SECONDS
 
-# Number of tokens per parameter that makes best use of a compute budget (Hoffmann et al.,
-# arXiv 2203.15556, table 3: 8.0B tokens for 400M parameters to 216T for 10T).
+# Number of tokens per parameter of a dense model that makes best use of a compute budget (Hoffmann
+# et al., arXiv 2203.15556, table 3: 8.0B tokens for 400M parameters to 216T for 10T).
 CHINCHILLA_TOKENS_PER_PARAMETER = 20.0
 MOST_TOKENS = 1e18  # far more text than exists
 # Number of GPU counts that are tried from one power of two to the next.

@@ -7,6 +7,9 @@ import json
 import pytest
 from command_line import assert_refused, run_cli
 
+from axonn_tune.io.presets import load_model
+from axonn_tune.units import format_count
+
 
 def test_a_plan_in_every_format(capsys):
     arguments = ["plan", "--model", "5b", "--tokens", "100B", "--gpus", "64"]
@@ -69,6 +72,19 @@ def test_a_budget_that_is_too_small_buys_as_many_tokens_as_it_can(capsys):
     assert plan["tokens_within_limits_low"] < plan["tokens"] < plan["tokens_within_limits_high"]
     alone = _document(capsys, *arguments, "--gpus", "128")["runs"][0]
     assert alone["gpus"] == 128 and alone["tokens"] <= plan["tokens"]
+
+
+def test_the_rule_of_dense_models_is_said_to_be_theirs(capsys):
+    arguments = ["--gpus", "64", "--machine", "dgx-h100"]
+    _, text, _ = run_cli(capsys, "plan", "--model", "qwen3-30b-a3b", *arguments)
+    model = load_model("qwen3-30b-a3b")
+    ratio = 20 * model.parameters / model.active_parameters
+    assert f"20 for each parameter, {ratio:.3g} for each active one" in text
+    of_active = format_count(20 * model.active_parameters)
+    assert f"20 are of dense models: {format_count(20 * model.parameters)} by all" in text
+    assert f"{of_active} by the active ones" in text
+    _, text, _ = run_cli(capsys, "plan", "--model", "llama3-8b", *arguments)
+    assert "compute-optimal" in text and "dense" not in text
 
 
 def _document(capsys, *arguments):
