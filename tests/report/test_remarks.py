@@ -63,8 +63,9 @@ def test_an_mfu_above_one_is_explained():
     ("options", "said", "names"),
     [
         ({"strategy": "axonn"}, "overlap OAR+ORS+OAG,", {"oar", "ors", "oag"}),
-        ({"strategy": "megatron"}, "overlap grad-reduce,", {"grad_reduce"}),
-        ({"strategy": "megatron", "overlap_grad_reduce": False}, "overlap none,", set()),
+        ({"strategy": "megatron"}, "overlap OAR+grad-reduce,", {"oar", "grad_reduce"}),
+        ({"strategy": "megatron", "overlap_grad_reduce": False}, "overlap OAR,", {"oar"}),
+        ({"strategy": "megatron", "oar": False}, "overlap grad-reduce,", {"grad_reduce"}),
         ({"strategy": "zero3"}, "overlap ORS+OAG,", {"ors", "oag"}),
         ({"strategy": "zero3", "overlap": False}, "overlap none,", set()),
         ({"strategy": "zero3", "engine": "deepspeed-2021"}, "overlap none,", set()),
