@@ -60,6 +60,7 @@ def training_text(plan: RunPlan) -> str:
         [f"Counts that are not shown: {n_hidden}; --format csv has them.", ""] if n_hidden else [""]
     )
     parts += [key_values(_plan_pairs(plan)), ""]
+    parts += _size_lines(plan)
     parts += [*memory_lines([best.best]), *trust_lines(best.search), assumption_line(best.search)]
     return "\n".join(parts)
 
@@ -87,6 +88,17 @@ def _droppable(limits: Limits) -> Sequence[str]:
     """Return the columns that the table may leave out, the unit of the budget not among them."""
     hours = "GPU-hours" if limits.gpu_hours is None else "node-hours"
     return "MWh", hours, "useful %", "MFU %", "batch", "step s"
+
+
+def _size_lines(plan: RunPlan) -> list[str]:
+    """Say that a budget may have chosen more GPUs than there are, if nobody knows how many."""
+    machine = plan.best.scenario.machine
+    if not plan.finds_gpus or not plan.limits.has_budget or machine.facility.n_nodes is not None:
+        return []
+    return [
+        f"There may be fewer GPUs than the plan takes: the profile of {machine.name} has no "
+        "facility.n_nodes. --gpus names yours."
+    ]
 
 
 def _bought_lines(plan: RunPlan) -> list[str]:

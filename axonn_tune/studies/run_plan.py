@@ -31,11 +31,14 @@ class RunPlan:
 
     asked_tokens
         The tokens that were to be trained; None for as many as the budget buys.
+    finds_gpus
+        Whether the number of GPUs was found, and not named.
     """
 
     runs: Sequence[TrainingRun]
     limits: Limits
     asked_tokens: float | None
+    finds_gpus: bool
 
     @property
     def best(self) -> TrainingRun:
@@ -79,16 +82,16 @@ def plan_run(
     if tokens is not None and not 0 < tokens <= MOST_TOKENS:
         raise InputError(f"--tokens is {tokens:g}; allowed: above zero, at most {MOST_TOKENS:g}")
     if on_its_gpus:
-        return RunPlan([_on_its_gpus(search, tokens, limits)], limits, tokens)
+        return RunPlan([_on_its_gpus(search, tokens, limits)], limits, tokens, False)
     if limits.has_budget:
-        return RunPlan(spend_budget(search, tokens, limits, each), limits, tokens)
+        return RunPlan(spend_budget(search, tokens, limits, each), limits, tokens, True)
     if tokens is None or limits.deadline_seconds is None:
         raise InputError(
             "give --gpus, or what finds their number: --deadline, such as 30d, --node-hours or "
             "--gpu-hours"
         )
     runs = meet_deadline(search, tokens, limits.deadline_seconds, each)
-    return RunPlan(runs, limits, tokens)
+    return RunPlan(runs, limits, tokens, True)
 
 
 def _on_its_gpus(search: Search, tokens: float | None, limits: Limits) -> TrainingRun:
@@ -115,8 +118,8 @@ def meet_deadline(
 ) -> list[TrainingRun]:
     """Return runs on growing GPU counts, the last one the first that ends by the deadline.
 
-    The counts are powers of two and the numbers halfway between them, in whole nodes. They begin
-    with the count that would suffice at the GPUs' peak, and end with all that the machine has.
+    The counts of nodes are powers of two and the numbers halfway between them. They begin with the
+    count that would suffice at the GPUs' peak, and end with all that the machine has.
 
     Raises
     ------
@@ -258,14 +261,15 @@ def _counts(search: Search, least: float, last: float, most: int) -> list[int]:
     """Return the counts in whole nodes from the least to the power of two after the last."""
     of_node = search.scenario.machine.ranks_per_node
     exponents = range(
-        COUNTS_PER_DOUBLING * math.floor(math.log2(least)),
-        COUNTS_PER_DOUBLING * math.ceil(math.log2(last)) + 1,
+        COUNTS_PER_DOUBLING * math.floor(math.log2(least / of_node)),
+        COUNTS_PER_DOUBLING * math.ceil(math.log2(last / of_node)) + 1,
     )
     counts = []
     for exponent in exponents:
         whole, part = divmod(exponent, COUNTS_PER_DOUBLING)
-        count = 2**whole * (COUNTS_PER_DOUBLING + part) // COUNTS_PER_DOUBLING
-        if least <= count <= most and count % of_node == 0:
+        n_nodes, rest = divmod(2**whole * (COUNTS_PER_DOUBLING + part), COUNTS_PER_DOUBLING)
+        count = n_nodes * of_node
+        if not rest and least <= count <= most:
             counts.append(count)
     return counts
 

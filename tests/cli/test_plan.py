@@ -58,6 +58,8 @@ def test_a_budget_takes_the_gpus_that_finish_soonest_within_it(capsys):
     assert plan["node_hours"] <= 1200 and plan["tokens"] == document["asked_tokens"] == 100e9
     assert dearer and all(run["node_hours"] > 1200 for run in dearer)
     assert plan["budget_probability"] > 0.5 > max(run["budget_probability"] for run in dearer)
+    _, text, _ = run_cli(capsys, *arguments, "--node-hours", "1.2k", "--machine", "dgx-h100")
+    assert "has no facility.n_nodes" in text
     in_gpu_hours = _document(capsys, *arguments, "--gpu-hours", "4.8k")
     assert in_gpu_hours["runs"][-1]["gpus"] == plan["gpus"]
 

@@ -149,6 +149,17 @@ def test_the_deadline_is_met_by_the_first_count_that_does(search):
         assert training_run(alone, 1e11).wall_seconds == run.wall_seconds
 
 
+def test_nodes_of_any_size_are_counted_whole(search):
+    """With five GPUs a node, no power of two is a whole number of nodes."""
+    machine = search.scenario.machine
+    links = (machine.links[0], replace(machine.links[1], unit_ranks=5))
+    machine = replace(machine, facility=Facility(), ranks_per_node=5, links=links)
+    tiny = build_search("tiny", 1, machine)
+    for runs in (meet_deadline(tiny, 1e9, DAY), spend_budget(tiny, 1e9, Limits(None, 10.0))):
+        counts = [run.scenario.job.n_gpus for run in runs]
+        assert counts and all(count % 5 == 0 for count in counts)
+
+
 def test_each_count_of_a_plan_has_a_batch_that_it_can_share():
     runs = meet_deadline(build_search("5b", 1), 1e12, 8 * DAY)
     batches = {run.scenario.job.n_gpus: run.scenario.job.global_batch for run in runs}
