@@ -411,27 +411,37 @@ def changed_machine(search: Search, changes: Sequence[str]) -> Machine:
 @with_options(SEARCH)
 def plan(
     model: ModelLike,
-    gpus: int,
+    gpus: int | None = None,
     machine: MachineLike | None = None,
     tokens: float | None = None,
     deadline_seconds: float | None = None,
+    node_hours: float | None = None,
+    gpu_hours: float | None = None,
     **options: Unpack[SearchOptions],
 ) -> pandas.DataFrame:
     """Plan a whole training run: days, node-hours, energy, money.
 
     Parameters
     ----------
+    gpus : int or None
+        Number of GPUs; None for the fewest that meet the deadline, or for those that finish soonest
+        within the budget.
     tokens : float or None
-        Tokens of the whole run; by default 20 for each parameter (Chinchilla).
+        Tokens of the whole run; by default as many as the budget buys, or without a budget 20 for
+        each parameter (Chinchilla).
     deadline_seconds : float or None
-        Time by which the run has to end. Numbers of GPUs are tried in growing order until one
-        meets it, and `gpus` is ignored.
+        Time by which the run has to end.
+    node_hours, gpu_hours : float or None
+        The budget, in one of the two units. If no number of GPUs trains the tokens within it, the
+        runs are over what it buys.
     {options}
 
     Returns
     -------
     pandas.DataFrame
-        One row per number of GPUs that was tried, the last of which is the plan.
+        One row per number of GPUs that was tried, the last of which is the plan. The columns
+        ``deadline_probability``, ``budget_probability`` and ``tokens_within_limits`` say what the
+        limits make of each.
 
     Raises
     ------
@@ -439,12 +449,14 @@ def plan(
         An option is wrong, nothing fits, or no number of GPUs meets the deadline.
     """
     from axonn_tune.report.plan import training_flat_records
-    from axonn_tune.studies.training_run import planned_runs
+    from axonn_tune.studies.limits import Limits
+    from axonn_tune.studies.run_plan import plan_run
 
-    search = build_search(model, gpus, machine, **options)
-    runs = planned_runs(search, tokens, deadline_seconds)
-    predictions = [run.best for run in runs]
-    return _frame_of_records(runs[-1].search, training_flat_records(runs), predictions)
+    search = build_search(model, 1 if gpus is None else gpus, machine, **options)
+    limits = Limits(deadline_seconds, node_hours, gpu_hours)
+    runs = plan_run(search, tokens, limits, gpus is not None)
+    predictions = [run.best for run in runs.runs]
+    return _frame_of_records(runs.best.search, training_flat_records(runs), predictions)
 
 
 @with_options(SEARCH)

@@ -163,6 +163,15 @@ def format_count(value: float) -> str:
     return f"{value:.4g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, of which only the plural of regular ones is known.
+
+    >>> counted(1, "run"), counted(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def parse_count(text: str, owner: str) -> float:
     """Return the number that a text such as ``"2T"`` or ``"300B"`` means.
 

@@ -43,7 +43,8 @@ SEARCHES = (
 )
 SWITCHES = (
     "",
-    "--distributed-optimizer --keep-gathered-weights",
+    "--distributed-optimizer",
+    "--keep-gathered-weights",
     "--no-distributed-optimizer --no-sequence-parallel --no-overlap-grad-reduce",
     "--no-qwz --no-qgz --no-oag",
 )

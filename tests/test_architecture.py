@@ -99,7 +99,7 @@ BELOW = {
         "runtime",
         "validation",
     },
-    "learning": {"errors", "spec", "step", "search"},
+    "learning": {"errors", "units", "spec", "step", "search"},
     "teaching": {
         "errors",
         "spec",

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from axonn_tune.errors import InputError
 from axonn_tune.units import (
+    counted,
     format_count,
     format_quantity,
     format_seconds,
@@ -158,3 +159,7 @@ def test_errors_of_counts_and_sizes_name_their_owner() -> None:
         parse_count("many", "--tokens")
     with pytest.raises(InputError, match=r"^--message: unit 'Mb' .*bits"):
         parse_size("64 Mb", "--message")
+
+
+def test_one_thing_is_singular():
+    assert [counted(n, "run") for n in (0, 1, 2)] == ["0 runs", "1 run", "2 runs"]

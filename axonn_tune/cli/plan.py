@@ -22,16 +22,27 @@ if TYPE_CHECKING:
 
 @click.command("plan")
 @click.option(
-    "--gpus", type=click.IntRange(min=1), help="Number of GPUs to plan for.  [or give --deadline]"
+    "--gpus",
+    type=click.IntRange(min=1),
+    help="Number of GPUs to plan for.  [default: what suits --deadline, or the budget]",
 )
 @plan_options
 @click.option(
     "--tokens",
-    help="Number of tokens of the whole run: 2T, 300B.  [default: 20 per parameter, Chinchilla]",
+    help="Number of tokens of the whole run: 2T, 300B.  [default: what the budget buys, or 20 per "
+    "parameter, Chinchilla's of dense models]",
 )
 @click.option(
-    "--deadline", metavar="TIME", help="Find the GPUs that finish in this time: 30d, 12h."
+    "--deadline",
+    metavar="TIME",
+    help="Time in which the run is to finish, or is to spend its budget: 30d, 12h.",
 )
+@click.option(
+    "--node-hours",
+    metavar="HOURS",
+    help="Budget: the GPUs are found that finish soonest within it, or train most: 200k.",
+)
+@click.option("--gpu-hours", metavar="HOURS", help="The same budget in hours of a GPU: 1.6M.")
 @click.option("--gpu-mtbf", metavar="TIME", help="Mean time between interruptions of one GPU: 6y.")
 @click.option(
     "--restart", metavar="TIME", help="Time from an interruption to the next step: 10min."
@@ -46,6 +57,8 @@ def command(
     gpus: int | None,
     tokens: str | None,
     deadline: str | None,
+    node_hours: str | None,
+    gpu_hours: str | None,
     gpu_mtbf: str | None,
     restart: str | None,
     storage: str | None,
@@ -62,21 +75,31 @@ def command(
     and writes checkpoints as often as is best. Options name facts of the site that the machine's
     profile does not state.
 
+    With --gpus the plan says whether these meet the deadline and the budget, and with which
+    probability. Without, a deadline takes the fewest GPUs that meet it, and a budget those that
+    finish soonest within it. If none do, or no tokens are named, it buys as many as it can.
+
     \b
     Examples:
       axonn-tune plan --model 80b --tokens 2T --deadline 30d
+      axonn-tune plan --model 80b --tokens 2T --gpus 2048 --deadline 30d
+      axonn-tune plan --model 80b --tokens 1T --node-hours 250k
+      axonn-tune plan --model 80b --node-hours 250k --deadline 60d
       axonn-tune plan --model 80b --tokens 2T --gpus 4096 --node-hour-price 12.5USD
       axonn-tune plan --model 20b --gpus 512 --machine frontier --gpu-mtbf 3y
     """
     from axonn_tune.cli.output import emit_as, with_machine_remark
-    from axonn_tune.errors import InputError
     from axonn_tune.report import plan as report
     from axonn_tune.searching import build_search
-    from axonn_tune.studies.training_run import planned_runs
+    from axonn_tune.studies.limits import Limits
+    from axonn_tune.studies.run_plan import plan_run
     from axonn_tune.units import parse_count
 
-    if (gpus is None) == (deadline is None):
-        raise InputError("give either --gpus, or --deadline, such as 30d")
+    limits = Limits(
+        None if deadline is None else _amount(deadline, "deadline_seconds", "--deadline"),
+        None if node_hours is None else _hours(node_hours, "--node-hours"),
+        None if gpu_hours is None else _hours(gpu_hours, "--gpu-hours"),
+    )
     search = _at_site(
         build_search(gpus=gpus or 1, **options),
         gpu_mtbf=gpu_mtbf,
@@ -86,14 +109,13 @@ def command(
         node_hour_price=node_hour_price,
     )
     n_tokens = None if tokens is None else parse_count(tokens, "--tokens")
-    seconds = None if deadline is None else _amount(deadline, "deadline_seconds", "--deadline")
-    runs = planned_runs(search, n_tokens, seconds, Progress("Searching", quiet))
+    plan = plan_run(search, n_tokens, limits, gpus is not None, Progress("Searching", quiet))
     emit_as(
         output_format,
         output,
-        table=lambda: with_machine_remark(report.training_text(runs), options["machine"]),
-        json=lambda: report.training_document(runs),
-        csv=lambda: report.training_flat_records(runs),
+        table=lambda: with_machine_remark(report.training_text(plan), options["machine"]),
+        json=lambda: report.training_document(plan),
+        csv=lambda: report.training_flat_records(plan),
     )
 
 
@@ -137,6 +159,20 @@ def _amount(text: str, field: str, flag: str) -> float:
         value = parse_quantity(text, field)
     except InputError as error:
         raise InputError(f"{flag}: {str(error).removeprefix(f'{field}: ')}") from None
+    return _above_zero(value, text, flag)
+
+
+def _hours(text: str, flag: str) -> float:
+    """Return a number of hours above zero."""
+    from axonn_tune.units import parse_count
+
+    return _above_zero(parse_count(text, flag), text, flag)
+
+
+def _above_zero(value: float, text: str, flag: str) -> float:
+    """Return a finite value above zero, and refuse another one."""
+    from axonn_tune.errors import InputError
+
     if not 0 < value < float("inf"):
         raise InputError(f"{flag} {text}: allowed: above zero")
     return value

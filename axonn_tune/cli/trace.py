@@ -139,6 +139,7 @@ def _write_chrome_trace(
     from axonn_tune.cli.output import as_json, emit
     from axonn_tune.report.trace import trace_document
     from axonn_tune.step.timeline import step_timeline
+    from axonn_tune.units import counted
 
     predicted = step_timeline(chosen, layers, n_micro)
     model = chosen.scenario.model.name
@@ -157,7 +158,7 @@ def _write_chrome_trace(
         steps[name] = list(measurement.last_step)
     emit(as_json(trace_document(steps, predicted.waits_for), compact=True), output)
     return (
-        f"{output}: {n_micro} of {chosen.n_microsteps} micro-steps, "
+        f"{output}: {n_micro} of {counted(chosen.n_microsteps, 'micro-step')}, "
         f"{len(predicted.operations)} operations, {predicted.seconds:.3f} s of "
         f"{chosen.step_seconds:.3f} s predicted; open it at https://ui.perfetto.dev"
     )
@@ -174,7 +175,7 @@ def _write_execution_traces(
     from axonn_tune.io.files import write_byte_files
     from axonn_tune.report.chakra import ExecutionTraces
     from axonn_tune.step.rank_graphs import StepGraphs
-    from axonn_tune.units import format_quantity
+    from axonn_tune.units import counted, format_quantity
 
     n_ranks = chosen.layout.n_ranks
     written = range(n_ranks) if ranks in (None, "all") else _parsed_ranks(ranks, n_ranks)
@@ -193,9 +194,9 @@ def _write_execution_traces(
     groups = json.dumps(traces.group_document()).encode()
     nbytes = write_byte_files(output, chain([(GROUPS_NAME, groups)], files))
     return (
-        f"{output}: execution traces of {len(written)} of {n_ranks} ranks, "
+        f"{output}: execution traces of {len(written)} of {counted(n_ranks, 'rank')}, "
         f"{format_quantity(nbytes, 'trace_bytes', 3)}; {graphs.n_microsteps} of "
-        f"{chosen.n_microsteps} micro-steps; ASTRA-sim reads them with "
+        f"{counted(chosen.n_microsteps, 'micro-step')}; ASTRA-sim reads them with "
         f"--workload-configuration={output}/{TRACE_NAME} "
         f"--comm-group-configuration={output}/{GROUPS_NAME}"
     )

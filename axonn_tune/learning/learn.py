@@ -25,6 +25,7 @@ from axonn_tune.step.explain import explain
 from axonn_tune.step.predict import candidate_table
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.spread import UNSTATED_SPREAD, spread_of
+from axonn_tune.units import counted
 
 # Least standard deviation of the logarithm of a factor of kernels and host, by convention: those of
 # an engine differ from those of a benchmark, and one host from another.
@@ -107,7 +108,7 @@ def learn(machine: Machine, trials: Sequence[Trial], each: Each = iter) -> Machi
             resources, fit.log_factors, stated, np.diag(fit.covariance), strict=True
         )
     )
-    learnt = _with_factors(machine, factors, f"{len(trials)} runs of {engine.title}")
+    learnt = _with_factors(machine, factors, f"{counted(len(trials), 'run')} of {engine.title}")
     observed = [item for trial in trials for item in trial.observed.items()]
     told = [
         LearnedRun(name, measured, float(before), float(after), bool(is_set_aside))
@@ -152,8 +153,9 @@ def _engine_of(machine: Machine, trials: Sequence[Trial]) -> Engine:
     """Return the engine of all trials."""
     if machine.learned is not None:
         raise InputError(
-            f"machine '{machine.name}' has learned from {len(machine.learned.runs)} runs; allowed: "
-            f"the profile before ({machine.learned.base}), with a table of all runs"
+            f"machine '{machine.name}' has learned from "
+            f"{counted(len(machine.learned.runs), 'run')}; allowed: the profile before "
+            f"({machine.learned.base}), with a table of all runs"
         )
     if not trials:
         raise InputError("there are no runs to learn from; allowed: runs with status ok")

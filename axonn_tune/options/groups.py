@@ -114,10 +114,13 @@ class ExecutionOptions(TypedDict, total=False):
 
     seq_len: Annotated[int | None, Option("Sequence length.", None, "the model's")]
     attention: Annotated[str, Option("Kind of attention: flash or unfused.", "flash")]
-    overlap: Annotated[bool | None, Option("Use all three overlaps.", None, "overlap")]
-    oar: Annotated[bool | None, Option("Overlap the backward all-reduce.")]
-    ors: Annotated[bool | None, Option("Overlap the reduce-scatter.")]
-    oag: Annotated[bool | None, Option("Overlap the all-gather.")]
+    overlap: Annotated[
+        bool | None,
+        Option("Use all three overlaps, as far as the strategy has them.", None, "overlap"),
+    ]
+    oar: Annotated[bool | None, Option("Overlap the backward all-reduce (axonn, megatron).")]
+    ors: Annotated[bool | None, Option("Overlap the reduce-scatter (axonn, and all of ZeRO).")]
+    oag: Annotated[bool | None, Option("Overlap the all-gather (axonn, zero3, zeropp, zero-topo).")]
     overlap_grad_reduce: Annotated[
         bool | None,
         Option(
@@ -130,7 +133,7 @@ class ExecutionOptions(TypedDict, total=False):
         bool, Option("Take the fastest of NN, NT and TN for each product.", True)
     ]
     keep_gathered_weights: Annotated[
-        bool, Option("Gather each weight once per micro-step and keep it.", False)
+        bool, Option("Gather each weight once per micro-step and keep it (axonn).", False)
     ]
 
 

@@ -12,7 +12,7 @@ from axonn_tune.report.table import key_values, table
 from axonn_tune.spec.machine import LinkLevel, Machine
 from axonn_tune.spec.plan import MODES
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT
-from axonn_tune.units import format_quantity, format_seconds
+from axonn_tune.units import counted, format_quantity, format_seconds
 
 # Number of measured products that are shown, from small to large.
 SHOWN_PRODUCTS = 12
@@ -56,7 +56,7 @@ def calibration_text(machine: Machine) -> str:
 def tree_text(links: Sequence[LinkLevel], n_ranks: int, device_name: str) -> str:
     """Draw the link levels as a small tree, outermost first."""
     sizes = [*(link.unit_ranks for link in links[1:]), n_ranks]
-    lines = [f"{n_ranks} ranks"]
+    lines = [counted(n_ranks, "rank")]
     for depth, (link, size) in enumerate(zip(reversed(links), reversed(sizes), strict=True)):
         inner = link.unit_ranks
         what = device_name if inner == 1 else f"units of {inner} ranks"

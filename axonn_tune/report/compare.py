@@ -52,6 +52,8 @@ def comparison_text(contenders: Sequence[Best], left_out: Mapping[str, Sequence[
 
 def _what_is_shown(searches: Sequence[Search]) -> str:
     names = [search.scenario.strategy.name for search in searches]
+    if len(names) == 1:
+        return f"the best layout of {names[0]}"
     if len(set(names)) == len(names):
         return f"the best of {len(names)} strategies"
     return f"{len(names)} strategies, engines, layouts or jobs side by side"

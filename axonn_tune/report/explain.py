@@ -25,7 +25,7 @@ from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.step.explain import Explanation, OperationCost
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.timeline import step_timeline
-from axonn_tune.units import format_quantity, format_seconds, gib, rounded
+from axonn_tune.units import counted, format_quantity, format_seconds, gib, rounded
 
 OPTIMIZER = "optimizer.step"
 # Number of digits that people read.
@@ -84,7 +84,7 @@ def _head_lines(p: Prediction) -> list[str]:
         *_shortage_lines(p),
         f"step {p.step_seconds:.3f} s = {p.compute_seconds:.3f} s compute + "
         f"{p.exposed_communication_seconds:.3f} s exposed communication{bubble}; "
-        f"{p.n_microsteps} micro-steps; {p.tflops_per_gpu:.1f} TFLOP/s per GPU, "
+        f"{counted(p.n_microsteps, 'micro-step')}; {p.tflops_per_gpu:.1f} TFLOP/s per GPU, "
         f"MFU {percent(p.mfu)} %, HFU {percent(p.hfu)} %",
         *([] if p.fits_in_gpu else [f"if it fitted: {verdict(p)}"]),
     ]

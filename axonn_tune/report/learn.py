@@ -16,6 +16,7 @@ from axonn_tune.report.table import table
 from axonn_tune.spec.learnable import learnable
 from axonn_tune.spec.learned import Learned, LearnedRun
 from axonn_tune.spec.machine import Machine
+from axonn_tune.units import counted
 
 _FACTOR_HEADERS = ("resource", "change %", "spread before %", "spread %")
 _PROPOSAL_HEADERS = (
@@ -60,7 +61,7 @@ def factors_text(machine: Machine) -> str:
         for factor in told
     ]
     parts = [
-        f"Learned from {len(learned.runs)} runs of {learned.engine}, beginning with the "
+        f"Learned from {counted(len(learned.runs), 'run')} of {learned.engine}, beginning with the "
         f"profile of {learned.base}:"
     ]
     if told:
@@ -68,7 +69,8 @@ def factors_text(machine: Machine) -> str:
     if all(factor.factor == 1.0 for factor in learned.factors):
         parts.append("No number moves: no other values are better with a confidence of 95 %.")
     if untold:
-        parts.append(fill(f"These runs say nothing of: {', '.join(untold)}.", 100))
+        say = "This run says" if len(learned.runs) == 1 else "These runs say"
+        parts.append(fill(f"{say} nothing of: {', '.join(untold)}.", 100))
     return "\n\n".join(parts)
 
 
@@ -154,15 +156,16 @@ def _so_far(proposed: Proposals) -> str:
     """Return a sentence on the runs that there are."""
     if proposed.machine.learned is None:
         return "There are no runs to learn from: the first is the layout that is predicted best."
-    learned = len(proposed.machine.learned.runs)
+    learned = counted(len(proposed.machine.learned.runs), "run")
+    are = "is" if proposed.n_runs == 1 else "are"
     best = proposed.best_measured_seconds
     fastest = "" if best is None else f"; the fastest step of this job took {best:.4g} s"
-    return f"Learned from {learned} runs; {proposed.n_runs} are of this job{fastest}."
+    return f"Learned from {learned}; {proposed.n_runs} {are} of this job{fastest}."
 
 
 def drift_line(drift: Drift) -> str:
     """Return one line that says how steps changed since a baseline."""
-    runs = f"{drift.n_runs} run{'s' if drift.n_runs > 1 else ''}"
+    runs = counted(drift.n_runs, "run")
     predicted = f"predicted {signed_percent(drift.error_fraction)} %"
     mean = f"on average {signed_percent(drift.change_fraction)} %"
     changes = []

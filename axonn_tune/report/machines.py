@@ -5,6 +5,7 @@ Everything is returned as text and as plain data; one profile also as a figure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -18,12 +19,13 @@ from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
 from axonn_tune.cost.prices import group_seconds
 from axonn_tune.report.figure import new_figure
 from axonn_tune.report.learn import factors_text
-from axonn_tune.report.table import Column, fitted_table_of, key_values, table
+from axonn_tune.report.phrases import size_remark
+from axonn_tune.report.table import Column, cited_table, cited_values, fitted_table_of, table
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import MODES
 from axonn_tune.spec.precision import operand_bytes, result_bytes
 from axonn_tune.spec.provenance import quantities
-from axonn_tune.units import format_quantity, format_seconds, gib
+from axonn_tune.units import counted, format_quantity, format_seconds, gib
 
 # Message sizes of curves for a profile that holds no measured collectives.
 CURVE_BYTES = 2.0 ** np.arange(10, 31, dtype=np.float64)
@@ -58,7 +60,7 @@ def machine_text(machine: Machine) -> str:
     tiles = ", ".join(
         f"{tile.rows}x{tile.columns} at {tile.speed_fraction:g}" for tile in machine.gemm.tiles
     )
-    head = key_values(
+    head = cited_values(
         [
             ("machine", machine.name),
             ("description", machine.description),
@@ -74,11 +76,16 @@ def machine_text(machine: Machine) -> str:
         for name, quantity in quantities(machine)
     ]
     rows += [
-        [f"links.{link.name}.{name}", f"{len(steps.points)} points", steps.origin, steps.source]
+        [
+            f"links.{link.name}.{name}",
+            counted(len(steps.points), "point"),
+            steps.origin,
+            steps.source,
+        ]
         for link in machine.links
         for name, steps in link.measured_steps.items()
     ]
-    return f"{head}\n\n{table(rows, ['quantity', 'value', 'origin', 'source'])}"
+    return f"{head}\n\n{cited_table(rows, ['quantity', 'value', 'origin', 'source'])}"
 
 
 def difference_text(
@@ -166,11 +173,13 @@ def expected_text(machine: Machine, entries: Sequence[Expected]) -> str:
     ]
     first = entries[0]
     title = (
-        f"{machine.name}: {first.kind} over groups of {first.size} ranks, stride {first.stride}, "
-        "all groups at once"
+        f"{machine.name}: {first.kind} over groups of {counted(first.size, 'rank')}, "
+        f"stride {first.stride}, all groups at once"
     )
     headers = ["size B", "time us", "algbw GB/s", "busbw GB/s", "measured us", "measured busbw", ""]
-    return f"{title}\n\n{table(rows, headers)}"
+    n_nodes = math.ceil(first.size * first.stride / machine.ranks_per_node)
+    remark = size_remark(machine, n_nodes)
+    return f"{title}\n\n{table(rows, headers)}" + (f"\n\n{remark}" if remark else "")
 
 
 def _gb_per_s(bytes_per_s: float | None) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from axonn_tune.report.table import Column, key_values, table_of
+from axonn_tune.report.table import Column, cited_values, table_of
 from axonn_tune.spec.model import Model
 from axonn_tune.units import format_count
 
@@ -48,7 +48,7 @@ def model_text(model: Model) -> str:
     ):
         if n_layers:
             pairs.append((name, f"{n_layers} of {len(blocks)}"))
-    return key_values(pairs)
+    return cited_values(pairs)
 
 
 def _mlp_text(model: Model) -> str:

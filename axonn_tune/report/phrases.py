@@ -8,11 +8,12 @@ from axonn_tune.search.batches import can_share, nearest_shared_batch
 from axonn_tune.search.search import Search
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import AXES, PIPELINE, Axes
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.offload import LAYER_INPUTS
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.units import format_count
+from axonn_tune.units import counted, format_count
 
 
 def assumption_line(*searches: Search) -> str:
@@ -43,8 +44,7 @@ def assumption_line(*searches: Search) -> str:
 def _tuning_text(job: Job) -> str:
     """Say what is trained besides or in the place of the model's layers, and what is packed."""
     n_modules = job.mtp_modules
-    plural = "s" if n_modules > 1 else ""
-    modules = f", {n_modules} module{plural} of multi-token prediction" if n_modules else ""
+    modules = f", {counted(n_modules, 'module')} of multi-token prediction" if n_modules else ""
     adapters = "" if job.adapters is None else f", frozen weights with {job.adapters}"
     frozen = f", frozen {str(job.frozen).replace(',', ', ')}" if job.frozen else ""
     n_samples = job.samples_per_sequence
@@ -105,12 +105,19 @@ def _seq_len_remark(scenario: Scenario) -> str:
 
 def _size_remark(scenarios: Sequence[Scenario]) -> str | None:
     """Say in a sentence how many nodes the machine has, if a job needs more; else return None."""
-    machine = scenarios[0].machine
+    return size_remark(scenarios[0].machine, max(scenario.n_nodes for scenario in scenarios))
+
+
+def size_remark(machine: Machine, n_nodes: int) -> str | None:
+    """Say in a sentence how many nodes a machine has, if more are asked for; else return None."""
     nodes = machine.facility.n_nodes
-    if nodes is None or all(scenario.n_nodes <= nodes.value for scenario in scenarios):
+    if nodes is None or n_nodes <= nodes.value:
         return None
-    n_gpus = nodes.value * machine.ranks_per_node
-    return f"{machine.name} has no more than {nodes.value:.0f} nodes ({n_gpus:.0f} GPUs)."
+    n_gpus = int(nodes.value) * machine.ranks_per_node
+    return (
+        f"{machine.name} has no more than {counted(int(nodes.value), 'node')} "
+        f"({counted(n_gpus, 'GPU')})."
+    )
 
 
 def not_modelled_remark(model: Model) -> str | None:
@@ -132,7 +139,8 @@ def batches_text(searches: Sequence[Search]) -> str:
     sequences = dict.fromkeys(str(job.global_batch) for job in (jobs[0], jobs[-1]))
     tokens = dict.fromkeys(format_count(job.tokens) for job in (jobs[0], jobs[-1]))
     noun = "global batch" if len(sequences) == 1 else "global batches from"
-    return f"{noun} {' to '.join(sequences)} sequences ({' to '.join(tokens)} tokens)"
+    unit = "sequence" if list(sequences) == ["1"] else "sequences"
+    return f"{noun} {' to '.join(sequences)} {unit} ({' to '.join(tokens)} tokens)"
 
 
 def _sequences_text(searches: Sequence[Search]) -> str:

@@ -9,77 +9,210 @@ from typing import Any
 from axonn_tune.report.memory import memory_lines, memory_text
 from axonn_tune.report.phrases import assumption_line, percent
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
-from axonn_tune.report.table import fitted_table, key_values
+from axonn_tune.report.table import Column, fitted_table_of, key_values
 from axonn_tune.report.trust import trust_lines
-from axonn_tune.studies.training_run import (
-    CHINCHILLA_TOKENS_PER_PARAMETER,
-    TrainingRun,
-    checkpoint_bytes,
+from axonn_tune.spec.model import Model
+from axonn_tune.studies.limits import Limits
+from axonn_tune.studies.run_plan import CHINCHILLA_TOKENS_PER_PARAMETER, RunPlan
+from axonn_tune.studies.training_run import TrainingRun, checkpoint_bytes
+from axonn_tune.units import (
+    DAY_SECONDS,
+    counted,
+    format_count,
+    format_quantity,
+    format_seconds,
+    gib,
 )
-from axonn_tune.units import DAY_SECONDS, format_count, format_quantity, format_seconds, gib
 
 JOULES_PER_MWH = 3.6e9
 
 
-_HEADERS = (
-    "GPUs",
-    "nodes",
-    "batch",
-    "layout",
-    "step s",
-    "MFU %",
-    "useful %",
-    "days",
-    "90 % interval",
-    "node-hours",
-    "GPU-hours",
-    "MWh",
+# The columns of a run over given tokens; one that spends a budget takes given time instead.
+_COLUMNS: tuple[Column[TrainingRun], ...] = (
+    ("GPUs", lambda run: run.scenario.job.n_gpus),
+    ("nodes", lambda run: run.scenario.n_nodes),
+    ("batch", lambda run: run.scenario.job.global_batch),
+    ("layout", lambda run: run.best.configuration.brief_layout),
+    ("step s", lambda run: f"{run.best.step_seconds:.3f}"),
+    ("MFU %", lambda run: percent(run.best.mfu)),
+    ("useful %", lambda run: percent(run.useful_fraction)),
+    ("days", lambda run: _days(run.wall_seconds)),
+    ("90 % interval", lambda run: _range(run)),
+    ("node-hours", lambda run: f"{run.node_hours:.0f}"),
+    ("GPU-hours", lambda run: format_count(run.gpu_hours)),
+    ("MWh", lambda run: _megawatt_hours(run)),
 )
-_DROPPABLE = ("MWh", "GPU-hours", "useful %", "MFU %")
+_TIME_INTERVAL = "90 % interval"
+# Number of rows of the table: of larger counts than these the plan is far away.
+_MOST_ROWS = 12
 
 
-def training_text(runs: Sequence[TrainingRun]) -> str:
+def training_text(plan: RunPlan) -> str:
     """Return a table row for each GPU count, and the last run, which is the plan, in full."""
-    plan = runs[-1]
-    model = plan.scenario.model
-    parts = [f"{model.name} on {plan.scenario.machine.gpu.name}: {_tokens_text(plan)}", ""]
-    parts += [fitted_table([_row(run) for run in runs], _HEADERS, _DROPPABLE), ""]
+    best = plan.best
+    model = best.scenario.model
+    parts = [f"{model.name} on {best.scenario.machine.gpu.name}: {_tokens_text(best)}"]
+    parts += [*_bought_lines(plan), ""]
+    shown = plan.runs[-_MOST_ROWS:]
+    parts += [fitted_table_of(shown, _columns(plan), _droppable(plan.limits))]
+    n_hidden = len(plan.runs) - len(shown)
+    parts += (
+        [f"Counts that are not shown: {n_hidden}; --format csv has them.", ""] if n_hidden else [""]
+    )
     parts += [key_values(_plan_pairs(plan)), ""]
-    parts += [*memory_lines([plan.best]), *trust_lines(plan.search), assumption_line(plan.search)]
+    parts += _size_lines(plan)
+    parts += [*memory_lines([best.best]), *trust_lines(best.search), assumption_line(best.search)]
     return "\n".join(parts)
 
 
-def _row(run: TrainingRun) -> list[Any]:
-    energy = run.energy_joules
+def _columns(plan: RunPlan) -> Sequence[Column[TrainingRun]]:
+    """Return the columns of the table, with what the limits make of each row."""
+    limits = plan.limits
+    if plan.is_bought:
+        tokens: tuple[Column[TrainingRun], ...] = (
+            ("tokens", lambda run: format_count(run.tokens)),
+            (_TIME_INTERVAL, lambda run: _tokens_range(run, limits)),
+        )
+        others = [column for column in _COLUMNS if column[0] != _TIME_INTERVAL]
+        return *others[:4], *tokens, *others[4:]
+    if not limits.are_given:
+        return _COLUMNS
+    chance: Column[TrainingRun] = (
+        "chance %",
+        lambda run: _chance(run, limits.seconds(run.scenario)),
+    )
+    return *_COLUMNS, chance
+
+
+def _droppable(limits: Limits) -> Sequence[str]:
+    """Return the columns that the table may leave out, the unit of the budget not among them."""
+    hours = "GPU-hours" if limits.gpu_hours is None else "node-hours"
+    return "MWh", hours, "useful %", "MFU %", "batch", "step s"
+
+
+def _size_lines(plan: RunPlan) -> list[str]:
+    """Say that a budget may have chosen more GPUs than there are, if nobody knows how many."""
+    machine = plan.best.scenario.machine
+    if not plan.finds_gpus or not plan.limits.has_budget or machine.facility.n_nodes is not None:
+        return []
     return [
-        run.scenario.job.n_gpus,
-        run.scenario.n_nodes,
-        run.scenario.job.global_batch,
-        run.best.configuration.brief_layout,
-        f"{run.best.step_seconds:.3f}",
-        percent(run.best.mfu),
-        percent(run.useful_fraction),
-        _days(run.wall_seconds),
-        _range(run),
-        f"{run.node_hours:.0f}",
-        format_count(run.gpu_hours),
-        "-" if energy is None else f"{energy / JOULES_PER_MWH:.0f}",
+        f"There may be fewer GPUs than the plan takes: the profile of {machine.name} has no "
+        "facility.n_nodes. --gpus names yours."
     ]
 
 
+def _bought_lines(plan: RunPlan) -> list[str]:
+    """Say that no run trains what was asked for, if it is so."""
+    if not plan.is_bought or plan.asked_tokens is None:
+        return []
+    return [
+        f"No number of GPUs trains {format_count(plan.asked_tokens)} tokens within "
+        f"{_limits_text(plan.limits)}; the last row trains most."
+    ]
+
+
+def _limits_text(limits: Limits) -> str:
+    """Return the budget and the deadline in words."""
+    words = [_budget_text(limits)] if limits.has_budget else []
+    if limits.deadline_seconds is not None:
+        words.append(_days_text(limits.deadline_seconds))
+    return " and ".join(words)
+
+
+def _budget_text(limits: Limits) -> str:
+    if limits.node_hours is not None:
+        return f"{limits.node_hours:.0f} node-hours"
+    return f"{format_count(limits.gpu_hours or 0.0)} GPU-hours"
+
+
+def _tokens_range(run: TrainingRun, limits: Limits) -> str:
+    """Return the tokens that the limits let a run train, for the ends of the step's interval."""
+    return "-".join(map(format_count, run.tokens_within_range(limits.seconds(run.scenario))))
+
+
+def _limit_pairs(plan: RunPlan) -> list[tuple[str, str]]:
+    """Return what the limits make of the plan, a sentence on each."""
+    run, limits = plan.best, plan.limits
+    pairs = []
+    if plan.is_bought:
+        trained = f"{format_count(run.tokens)} ({_tokens_range(run, limits)} with the 90 % interval"
+        pairs.append(("tokens", f"{trained} of the step), within {_limits_text(limits)}"))
+    if limits.deadline_seconds is not None:
+        pairs.append(("deadline", _deadline_text(plan, limits.deadline_seconds)))
+    if limits.has_budget:
+        pairs.append(("budget", _use_of_budget_text(plan)))
+    return pairs
+
+
+def _deadline_text(plan: RunPlan, deadline_seconds: float) -> str:
+    """Say by how much a deadline is met or missed, and how likely it is to be met."""
+    left = deadline_seconds - plan.best.wall_seconds
+    when = f"{_days_text(abs(left))} {'earlier' if left >= 0 else 'later'}"
+    text = f"{_days_text(deadline_seconds)}: the run ends {when}"
+    # A run that spends a budget ends with it, however fast the step is.
+    if plan.is_bought:
+        return text
+    return f"{text}, and in time with a probability of {_chance(plan.best, deadline_seconds)} %"
+
+
+def _use_of_budget_text(plan: RunPlan) -> str:
+    """Say how much of a budget is used, how likely it is to suffice, and what it buys if not."""
+    run = plan.best
+    seconds = plan.limits.budget_seconds(run.scenario)
+    used = run.wall_seconds / seconds
+    text = f"{_budget_text(plan.limits)}: the run takes {percent(used)} % of it"
+    if plan.is_bought:
+        return text
+    text += f"; it suffices with a probability of {_chance(run, seconds)} %"
+    bought = format_count(run.tokens_within(seconds))
+    return text if used <= 1.0 else f"{text}, and buys {bought} tokens on these GPUs"
+
+
+def _chance(run: TrainingRun, seconds: float) -> str:
+    """Return the probability in percent that a run ends within a time."""
+    chance = run.chance_within(seconds)
+    if chance is None:
+        return "-"
+    if chance > 0.995:
+        return ">99"
+    return "<1" if chance < 0.005 else percent(chance, 0)
+
+
+def _megawatt_hours(run: TrainingRun) -> str:
+    energy = run.energy_joules
+    return "-" if energy is None else f"{energy / JOULES_PER_MWH:.0f}"
+
+
 def _tokens_text(run: TrainingRun) -> str:
-    parameters = run.scenario.model.parameters
-    optimum = CHINCHILLA_TOKENS_PER_PARAMETER
+    model = run.scenario.model
+    of_active = (
+        ""
+        if model.is_dense
+        else f", {run.tokens / model.active_parameters:.3g} for each active one"
+    )
     return (
-        f"{format_count(run.tokens)} tokens, {run.tokens / parameters:.3g} for each parameter "
-        f"(compute-optimal, after Chinchilla: about {optimum:g}, "
-        f"{format_count(optimum * parameters)}), {run.n_steps} steps, "
+        f"{format_count(run.tokens)} tokens, {run.tokens / model.parameters:.3g} for each parameter"
+        f"{of_active} ({_optimum_text(model)}), {counted(run.n_steps, 'step')}, "
         f"{run.model_flops:.3g} FLOPs of the model"
     )
 
 
-def _plan_pairs(run: TrainingRun) -> list[tuple[str, str]]:
+def _optimum_text(model: Model) -> str:
+    """Say which number of tokens is compute-optimal, or of which parameters it would be."""
+    optimum = CHINCHILLA_TOKENS_PER_PARAMETER
+    of_all = format_count(optimum * model.parameters)
+    if model.is_dense:
+        return f"compute-optimal, after Chinchilla: about {optimum:g}, {of_all}"
+    of_active = format_count(optimum * model.active_parameters)
+    return (
+        f"Chinchilla's {optimum:g} are of dense models: {of_all} by all parameters, {of_active} by "
+        "the active ones"
+    )
+
+
+def _plan_pairs(plan: RunPlan) -> list[tuple[str, str]]:
     """Return what a plan consists of, and a sentence on each."""
+    run = plan.best
     scenario = run.scenario
     best = run.best
     configuration = run.best.configuration
@@ -88,7 +221,8 @@ def _plan_pairs(run: TrainingRun) -> list[tuple[str, str]]:
     return [
         (
             "GPUs",
-            f"{scenario.job.n_gpus} on {scenario.n_nodes} nodes of {scenario.machine.name}",
+            f"{scenario.job.n_gpus} on {counted(scenario.n_nodes, 'node')} of "
+            f"{scenario.machine.name}",
         ),
         (
             "layout",
@@ -99,9 +233,10 @@ def _plan_pairs(run: TrainingRun) -> list[tuple[str, str]]:
         ("memory", f"{memory_text(best)} of {gib(best.memory_capacity_bytes):.0f} GiB"),
         (
             "time",
-            f"{_days(run.wall_seconds)} days ({_range(run)} with the 90 % interval of the step); "
+            f"{_days(run.wall_seconds)} days{_range_remark(plan)}; "
             f"{_days(run.work_seconds)} without failures and checkpoints",
         ),
+        *_limit_pairs(plan),
         (
             "failures",
             f"one every {format_seconds(failures.mtbf_seconds, 3)}, about "
@@ -139,6 +274,11 @@ def _money_text(run: TrainingRun) -> str:
     return f"{run.cost:,.0f} {run.scenario.machine.facility.currency}"
 
 
+def _range_remark(plan: RunPlan) -> str:
+    """Say how long the run may take, unless it is as long as its budget lasts."""
+    return "" if plan.is_bought else f" ({_range(plan.best)} with the 90 % interval of the step)"
+
+
 def _range(run: TrainingRun) -> str:
     return "-".join(_days(seconds) for seconds in run.wall_seconds_range)
 
@@ -150,16 +290,26 @@ def _days(seconds: float) -> str:
     return f"{days:.1f}" if days >= 1 else f"{days:.2g}"
 
 
-def training_document(runs: Sequence[TrainingRun]) -> dict[str, Any]:
+def _days_text(seconds: float) -> str:
+    """Return a time as a number of days with its noun."""
+    days = f"{seconds / DAY_SECONDS:.3g}"
+    return f"{days} day" if days == "1" else f"{days} days"
+
+
+def training_document(plan: RunPlan) -> dict[str, Any]:
     """Return what ``plan --format json`` prints; the last run is the plan."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "assumptions": assumptions(runs[-1].search),
-        "runs": [training_record(run) for run in runs],
+        "assumptions": assumptions(plan.best.search),
+        "asked_tokens": plan.asked_tokens,
+        "deadline_seconds": plan.limits.deadline_seconds,
+        "budget_node_hours": plan.limits.node_hours,
+        "budget_gpu_hours": plan.limits.gpu_hours,
+        "runs": [training_record(run, plan.limits) for run in plan.runs],
     }
 
 
-def training_record(run: TrainingRun) -> dict[str, Any]:
+def training_record(run: TrainingRun, limits: Limits) -> dict[str, Any]:
     """Return the run on one GPU count as plain data."""
     low, high = run.wall_seconds_range
     return {
@@ -172,6 +322,7 @@ def training_record(run: TrainingRun) -> dict[str, Any]:
         "wall_seconds": _finite(run.wall_seconds),
         "wall_seconds_low": _finite(low),
         "wall_seconds_high": _finite(high),
+        **_limit_record(run, limits),
         "useful_fraction": run.useful_fraction,
         "mtbf_seconds": run.failures.mtbf_seconds,
         "interruptions": _finite(run.n_interruptions),
@@ -189,10 +340,28 @@ def training_record(run: TrainingRun) -> dict[str, Any]:
     }
 
 
-def training_flat_records(runs: Sequence[TrainingRun]) -> list[dict[str, Any]]:
+def _limit_record(run: TrainingRun, limits: Limits) -> dict[str, Any]:
+    """Return what the limits make of a run; None where there is no such limit."""
+    deadline, budget = limits.deadline_seconds, limits.budget_seconds(run.scenario)
+    seconds = limits.seconds(run.scenario)
+    few, many = run.tokens_within_range(seconds) if limits.are_given else (None, None)
+    return {
+        "deadline_spare_seconds": None
+        if deadline is None
+        else _finite(deadline - run.wall_seconds),
+        "deadline_probability": None if deadline is None else run.chance_within(deadline),
+        "budget_used_fraction": _finite(run.wall_seconds / budget) if limits.has_budget else None,
+        "budget_probability": run.chance_within(budget) if limits.has_budget else None,
+        "tokens_within_limits": run.tokens_within(seconds) if limits.are_given else None,
+        "tokens_within_limits_low": few,
+        "tokens_within_limits_high": many,
+    }
+
+
+def training_flat_records(plan: RunPlan) -> list[dict[str, Any]]:
     """Return one record for each GPU count, with the columns of its prediction."""
-    records = [training_record(run) for run in runs]
-    for flat, run in zip(records, runs, strict=True):
+    records = [training_record(run, plan.limits) for run in plan.runs]
+    for flat, run in zip(records, plan.runs, strict=True):
         del flat["prediction"]
         flat |= flat_record(run.best)
     return records

@@ -13,7 +13,7 @@ from axonn_tune.report.table import fitted_table_of, table_of
 from axonn_tune.search.search import Search
 from axonn_tune.spec.rehearsal import HOLDERS, FusedAttention, Message, Product, Rehearsed
 from axonn_tune.step.rehearsed import PricedRehearsal
-from axonn_tune.units import format_quantity, format_seconds, gib
+from axonn_tune.units import counted, format_quantity, format_seconds, gib
 from axonn_tune.validation.rehearsed import SMALL_BYTES, Comparison, Line, MemoryLine
 
 # What is said of a script of which more than one step may have been recorded.
@@ -50,12 +50,16 @@ def _head_lines(comparison: Comparison) -> list[str]:
     configuration = p.configuration
     engine = p.scenario.strategy.engine
     shown = comparison.n_microsteps
-    share = f"{p.n_microsteps} of {shown}" if p.n_microsteps < shown else f"all {shown}"
+    share = counted(shown, "micro-step")
+    if p.n_microsteps < shown:
+        share = f"{p.n_microsteps} of {share}"
+    elif shown > 1:
+        share = f"all {share}"
     return [
         f"{model_on_gpus(p.scenario)}, {p.scenario.strategy.name}"
         f"{f' ({engine.title})' if engine.title else ''}, layout {configuration.ordered_layout}, "
         f"micro-batch {configuration.micro_batch}, recompute {configuration.recompute}",
-        f"rehearsed rank 0 of {comparison.rehearsal.n_ranks}, {share} micro-steps, in "
+        f"rehearsed rank 0 of {comparison.rehearsal.n_ranks}, {share}, in "
         f"{format_seconds(comparison.rehearsal.seconds, 3)}",
     ]
 

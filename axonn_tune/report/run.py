@@ -12,7 +12,7 @@ from axonn_tune.spec.measurement import WARM_UP_STEPS, Measurement
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.validation import OperationTime
 from axonn_tune.step.prediction import Prediction, hardware_flops
-from axonn_tune.units import format_count, format_quantity, format_seconds, gib
+from axonn_tune.units import counted, format_count, format_quantity, format_seconds, gib
 
 
 def rates(scenario: Scenario, measurement: Measurement) -> dict[str, float]:
@@ -47,13 +47,13 @@ def run_text(
     lines = [
         f"{model.name} ({format_count(model.parameters)} parameters) on {job.n_gpus} x "
         f"{measurement.device_name} ({measurement.backend}), {_placement(measurement)}",
-        f"global batch {job.global_batch} sequences of {job.seq_len}, "
+        f"global batch {counted(job.global_batch, 'sequence')} of {job.seq_len}, "
         f"micro-batch {measurement.micro_batch}, {job.dtype}, {job.attention} attention, "
         f"recompute {measurement.recompute}, overlap {job.overlap}",
         "",
         f"step     mean {format_seconds(measurement.mean_step_seconds)}, median "
         f"{format_seconds(measurement.median_step_seconds)} "
-        f"(last {len(measurement.timed_steps)} of {len(measurement.steps)} steps)",
+        f"(last {len(measurement.timed_steps)} of {counted(len(measurement.steps), 'step')})",
         f"speed    {speed['tflops_per_gpu']:.4g} TFLOP/s per GPU "
         f"({speed['hardware_tflops_per_gpu']:.4g} with recomputation)",
         f"loss     {measurement.steps[0].loss:.4f} to {measurement.steps[-1].loss:.4f}",

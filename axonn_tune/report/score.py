@@ -14,7 +14,7 @@ from axonn_tune.reproduce.comparison import grouped, summary_of
 from axonn_tune.reproduce.score import JudgedRun, Score
 from axonn_tune.reproduce.steps import GroupError, TimedRun, group_errors
 from axonn_tune.spec.checks import require_choice
-from axonn_tune.units import gib
+from axonn_tune.units import counted, gib
 
 _GROUP_HEADERS = (
     "runs of",
@@ -129,14 +129,19 @@ def _run_rows(timed: Sequence[TimedRun]) -> list[list[str]]:
     ]
 
 
+def _were(number: int) -> str:
+    return f"{number} was" if number == 1 else f"{number} were"
+
+
 def _memory_text(score: Score) -> str:
     """Return a sentence on what fits, and one on the errors where memory was measured."""
     memory = score.memory
     n_ran = memory.n_right_ok + memory.n_wrong_oom
     n_oom = memory.n_right_oom + memory.n_wrong_ok
-    text = f"Memory: of {n_ran} runs that ran, {memory.n_wrong_oom} were predicted not to fit"
+    text = f"Memory: of {counted(n_ran, 'run')} that ran, "
+    text += f"{_were(memory.n_wrong_oom)} predicted not to fit"
     if n_oom:
-        text += f"; of {n_oom} that ran out of memory, {memory.n_wrong_ok} were predicted to fit"
+        text += f"; of {n_oom} that ran out of memory, {_were(memory.n_wrong_ok)} predicted to fit"
     errors = summary_of(memory.errors)
     if errors is not None:
         text += (

@@ -28,7 +28,7 @@ from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import tied
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.units import gib
+from axonn_tune.units import counted, gib
 
 # A row that is the fastest with at least this probability is the winner.
 CLEAR = 0.8
@@ -58,7 +58,7 @@ def ranking_text(ranking: Ranking, top_n: int) -> str:
 
 def _what_is_evaluated(ranking: Ranking) -> str:
     """Return the number of configurations, and of those that a bound of their time settled."""
-    text = f"{ranking.n_evaluated} configurations evaluated"
+    text = f"{counted(ranking.n_evaluated, 'configuration')} evaluated"
     if ranking.n_bounded:
         text += f", {ranking.n_bounded} of them by a bound"
     return text

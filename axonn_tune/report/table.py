@@ -11,6 +11,8 @@ Item = TypeVar("Item")
 Column: TypeAlias = tuple[str, Callable[[Item], Any]]
 # Number of characters that a line of a table should not exceed.
 WIDTH = 100
+# What precedes a cell that stands below its row.
+_INDENT = "    "
 
 
 def table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
@@ -67,9 +69,38 @@ def fitted_table(
     return f"{text}\n{fill(remark, WIDTH)}"
 
 
+def cited_table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
+    """Return a table of at most `WIDTH` characters a line, with long last cells below their row."""
+    narrow = table([row[:-1] for row in rows], headers[:-1]).splitlines()
+    width = max(map(len, narrow))
+    room = WIDTH - width - 2
+    lines = []
+    for start, cell in zip(
+        narrow, [headers[-1], "-" * room, *(row[-1] for row in rows)], strict=True
+    ):
+        text = str(cell)
+        if len(text) <= room:
+            lines.append(f"{start:<{width}}  {text}".rstrip())
+        else:
+            lines += [start, _wrapped(text, _INDENT, _INDENT)]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, first: str, others: str) -> str:
+    """Return a text in lines of at most `WIDTH`, whose first and other lines begin as given."""
+    return fill(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
 def _aligned(header: str, cells: Sequence[str]) -> list[str]:
     width = max(len(cell) for cell in (header, *cells))
-    numeric = all(cell[:1].isdigit() or cell[:1] in "+-." for cell in cells)
+    numeric = all(cell[:1].isdigit() or cell[:1] in "+-.<>" for cell in cells)
     justify = str.rjust if numeric else str.ljust
     body = [justify(cell, width) for cell in cells]
     return [justify(header, width), "-" * width, *body]
@@ -80,3 +111,12 @@ def key_values(pairs: Iterable[tuple[str, str]]) -> str:
     listed = list(pairs)
     width = max(len(key) for key, _ in listed)
     return "\n".join(f"{key:<{width}}  {value}" for key, value in listed)
+
+
+def cited_values(pairs: Iterable[tuple[str, str]]) -> str:
+    """Align names and their values as `key_values` does, in lines of at most `WIDTH` characters."""
+    listed = list(pairs)
+    indent = max(len(key) for key, _ in listed) + 2
+    return "\n".join(
+        _wrapped(value, f"{key:<{indent}}", " " * indent).rstrip() or key for key, value in listed
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 from axonn_tune.report.table import fitted_table
 from axonn_tune.step.traced import MeasuredLine
+from axonn_tune.units import counted
 
 # Characters of a name that a table shows.
 _WIDEST_NAME = 44
@@ -37,7 +38,7 @@ def traced_text(lines: Sequence[MeasuredLine], source: str, n_steps: int, limit:
     ]
     headers = ["kind", "size", "operations", "calls", "traced calls", "predicted s", "traced s"]
     parts = [
-        f"Beside {source} ({n_steps} steps), in one step:",
+        f"Beside {source} ({counted(n_steps, 'step')}), in one step:",
         fitted_table(rows, [*headers, "ratio"], ("operations", "calls", "traced calls")),
         "The time of a traced collective includes the wait for other ranks.",
         _lacking("Traced, but not in the plan", lines, "predicted_names", limit),

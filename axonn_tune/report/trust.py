@@ -10,6 +10,7 @@ from axonn_tune.search.search import Search
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.spec.track_record import FAR_FRACTION
+from axonn_tune.units import counted
 
 _OFFLOAD = (
     "Of steps with offload only DeepSpeed's of an 8B model on H100 were measured: its host took 4 "
@@ -61,8 +62,9 @@ def track_record_line(scenario: Scenario) -> str:
         kind = record.kind or "all kinds"
         remark += f" ({kind})"
     return (
-        f"Track record of {strategy.name}{engine} {place}: {record.n_runs} published runs{remark}, "
-        f"mean error {percent(record.mean_error_fraction, 0)} %, {record.n_far} of {record.n_runs} "
+        f"Track record of {strategy.name}{engine} {place}: "
+        f"{counted(record.n_runs, 'published run')}{remark}, mean error "
+        f"{percent(record.mean_error_fraction, 0)} %, {record.n_far} of {record.n_runs} "
         f"beyond {percent(FAR_FRACTION, 0)} %."
     )
 

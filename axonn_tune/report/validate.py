@@ -12,7 +12,7 @@ from axonn_tune.report.figure import draw_diagonal, new_figure
 from axonn_tune.report.phrases import percent, signed_percent
 from axonn_tune.report.table import table
 from axonn_tune.spec.validation import Outcome, Validation
-from axonn_tune.units import format_seconds, gib
+from axonn_tune.units import counted, format_seconds, gib
 from axonn_tune.validation.agreement import LARGE_ERROR, Agreement
 from axonn_tune.validation.limits import Check
 
@@ -33,8 +33,9 @@ def agreement_text(
     head = (
         f"{v.model} on {v.n_ranks} x {v.device} ({v.backend}), machine {v.machine}\n"
         f"strategy {v.strategy}{f' with the engine {v.engine}' if v.engine else ''}; "
-        f"global batch {v.global_batch} sequences of {v.seq_len}, {v.dtype}, {v.attention} "
-        f"attention, overlap {v.overlap}; {len(v.outcomes)} of {v.n_ranked} configurations"
+        f"global batch {counted(v.global_batch, 'sequence')} of {v.seq_len}, {v.dtype}, "
+        f"{v.attention} attention, overlap {v.overlap}; {len(v.outcomes)} of "
+        f"{counted(v.n_ranked, 'configuration')}"
     )
     rows = [_row(outcome) for outcome in sorted(v.outcomes, key=lambda o: o.predicted.rank)]
     headers = ["rank", "grid", "micro-batch", "recompute", "predicted", "measured", "error %"]
@@ -169,7 +170,7 @@ def validation_figure(validation: Validation) -> Any:
     _draw_agreement(left, ran)
     _draw_errors(right, ran)
     figure.suptitle(
-        f"{validation.model} on {validation.machine}, {validation.n_ranks} ranks, "
+        f"{validation.model} on {validation.machine}, {counted(validation.n_ranks, 'rank')}, "
         f"overlap {validation.overlap}"
     )
     return figure

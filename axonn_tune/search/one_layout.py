@@ -28,7 +28,7 @@ from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.layout import Layout, parse_ordered_layout
 from axonn_tune.step.memory import host_memory_bytes, memory_bytes, memory_interval_bytes
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.units import gib
+from axonn_tune.units import counted, gib
 
 
 def held_to(search: Search, text: str) -> tuple[Search, Layout]:
@@ -81,7 +81,7 @@ def objections(search: Search, layout: Layout) -> list[str]:
     """Return every reason why a layout is not allowed; the list is empty if it is."""
     scenario = search.scenario
     if layout.n_ranks != scenario.job.n_gpus:
-        return [f"it has {layout.n_ranks} ranks, not {scenario.job.n_gpus}"]
+        return [f"it has {counted(layout.n_ranks, 'rank')}, not {scenario.job.n_gpus}"]
     placements = _placements_of(search, layout)
     broken = broken_rules(search, placements)
     reasons = [reason for reason, mask in broken.items() if mask.all()]

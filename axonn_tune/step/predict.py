@@ -21,6 +21,7 @@ from axonn_tune.step.evaluate import Evaluation, Evaluator, play_together
 from axonn_tune.step.memory import host_memory_bytes, memory_bytes
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.spread import deviations, spread
+from axonn_tune.units import counted
 
 
 def predict(
@@ -165,7 +166,7 @@ def broken_by(scenario: Scenario, configuration: Configuration) -> list[str]:
     layout = configuration.layout
     job = scenario.job
     if layout.n_ranks != job.n_gpus:
-        return [f"it has {layout.n_ranks} ranks, not {job.n_gpus}"]
+        return [f"it has {counted(layout.n_ranks, 'rank')}, not {job.n_gpus}"]
     table = candidate_table(scenario, configuration)
     broken = scenario.rejections(table.placements)
     reasons = [reason for reason, mask in broken.items() if mask.all()]

@@ -372,8 +372,9 @@ class Megatron3D:
         return MegatronCommunication(shapes, sync, self)
 
     def overlap_of(self, job: Job) -> Overlap:
-        """Return the overlaps: only reductions of gradients can overlap with computation."""
-        return Overlap(False, False, False, grad_reduce=self.overlaps_reduction(job))
+        """Return whether sums of a gradient run beside dW, and reductions over replicas early."""
+        grad_reduce = self.overlaps_reduction(job)
+        return Overlap(job.overlap.oar, ors=False, oag=False, grad_reduce=grad_reduce)
 
     def overlaps_reduction(self, job: Job) -> bool:
         """Return whether gradients are reduced, and weights gathered, while a micro-step computes.

@@ -11,10 +11,15 @@ from axonn_tune.spec.schedule import ONE_F_ONE_B
 
 _GRIDS = ("axonn", "axonn-pipeline")
 _QUANTISING = ("zeropp", "zero-topo")
+_GATHERING = ("zero3", *_QUANTISING)
 # The strategies that have each switch.
 _OWNERS: Mapping[str, tuple[str, ...]] = {
     "sequence_parallel": ("megatron",),
     "overlap_grad_reduce": (*_GRIDS, "megatron"),
+    "oar": (*_GRIDS, "megatron"),
+    "ors": (*_GRIDS, "zero1", "zero2", *_GATHERING),
+    "oag": (*_GRIDS, *_GATHERING),
+    "keep_gathered_weights": _GRIDS,
     "low_weights": ("megatron", "zero3"),
     "sends_once": ("megatron",),
     "overlaps_experts": ("megatron",),
@@ -44,6 +49,10 @@ class Switches:
     sequence_parallel, overlap_grad_reduce, low_weights, sends_once, overlaps_experts, \
     overlaps_tensor
         Flags of Megatron-LM, see `Megatron3D`; None for those of the engine.
+    oar, ors, oag
+        The overlaps of a job (`Overlap`); None for what its option ``overlap`` says.
+    keep_gathered_weights
+        Whether the backward pass reuses the weights that the forward pass gathered (`Job`).
     distributed_optimizer
         Whether optimizer states are sharded over the replicas; None for what the engine does, which
         is off for AxoNN.
@@ -74,6 +83,10 @@ class Switches:
     sends_once: bool | None = None
     overlaps_experts: bool | None = None
     overlaps_tensor: bool | None = None
+    oar: bool | None = None
+    ors: bool | None = None
+    oag: bool | None = None
+    keep_gathered_weights: bool = False
     distributed_optimizer: bool | None = None
     shard_gradients: bool = False
     reduces_once: bool | None = None

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from axonn_tune.errors import InputError, NoCandidateError
-from axonn_tune.search.no_fit import LARGEST_GPU_COUNT
-from axonn_tune.search.rank import Each, rank_best
+from axonn_tune.search.rank import rank_best
 from axonn_tune.search.search import Search
-from axonn_tune.spec.checks import require_positive
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.units import DAY_SECONDS, HOUR_SECONDS
+from axonn_tune.units import HOUR_SECONDS
 
 # Weights, master weights and the two moments of Adam: 13.8 TB of a model of 1008B parameters
 # (Narayanan et al., SC21, sections 5.1 and 5.10).
 CHECKPOINT_BYTES_PER_PARAMETER = 13.8e12 / 1008e9
-# Number of tokens per parameter that makes best use of a compute budget (Hoffmann et al.,
-# arXiv 2203.15556, table 3: 8.0B tokens for 400M parameters to 216T for 10T).
-CHINCHILLA_TOKENS_PER_PARAMETER = 20.0
-MOST_TOKENS = 1e18  # far more text than exists
-# Number of GPU counts that are tried from one power of two to the next.
-COUNTS_PER_DOUBLING = 2
+# A run that needs more than this many times its mean time between interruptions never ends.
+_HOPELESS = math.log(1e6)
 
 
 @dataclass(frozen=True)
@@ -63,7 +55,7 @@ class Failures:
         interval = min(self.interval_seconds, work_seconds)
         mtbf = self.mtbf_seconds
         cycle = (interval + self.checkpoint_seconds) / mtbf
-        if cycle + self.restart_seconds / mtbf > math.log(1e6):
+        if cycle + self.restart_seconds / mtbf > _HOPELESS:
             return math.inf
         return (
             mtbf
@@ -72,6 +64,20 @@ class Failures:
             * work_seconds
             / interval
         )
+
+    def work_seconds(self, wall_seconds: float) -> float:
+        """Return the work that a time is expected to hold, the inverse of `wall_seconds`."""
+        interval, mtbf = self.interval_seconds, self.mtbf_seconds
+        if self.restart_seconds / mtbf > _HOPELESS:
+            return 0.0
+        restarts = mtbf * math.exp(self.restart_seconds / mtbf)
+        cycle = (interval + self.checkpoint_seconds) / mtbf
+        if cycle + self.restart_seconds / mtbf <= _HOPELESS:
+            work = wall_seconds * interval / (restarts * math.expm1(cycle))
+            if work >= interval:
+                return work
+        # Work that is shorter than an interval has one checkpoint, at its end.
+        return max(mtbf * math.log1p(wall_seconds / restarts) - self.checkpoint_seconds, 0.0)
 
 
 @dataclass(frozen=True)
@@ -147,10 +153,42 @@ class TrainingRun:
     @property
     def model_flops(self) -> float:
         """The FLOPs of the whole run, without recomputation."""
-        return _model_flops(self.scenario, self.tokens)
+        return model_flops(self.scenario, self.tokens)
+
+    def chance_within(self, seconds: float) -> float | None:
+        """Return the probability that the run ends within a time.
+
+        The step time is uncertain, as its interval is; failures take their expected time. None
+        where the uncertainty of the step is not known.
+        """
+        spread = self.best.spread_fraction
+        if spread is None:
+            return None
+        work = self.failures.work_seconds(seconds)
+        if work <= 0.0:
+            return 0.0
+        deviations = math.log(work / self.work_seconds) / spread
+        return 0.5 * math.erfc(-deviations / math.sqrt(2.0))
+
+    def tokens_within(self, seconds: float) -> float:
+        """Return the tokens of the whole steps that a time is expected to hold."""
+        return self._tokens_within(seconds, self.best.step_seconds)
+
+    def tokens_within_range(self, seconds: float) -> tuple[float, float]:
+        """Return the same for the ends of the step's 90 % interval, the fewest tokens first."""
+        low, high = self.best.step_seconds_interval or (self.best.step_seconds,) * 2
+        return self._tokens_within(seconds, high), self._tokens_within(seconds, low)
+
+    def _tokens_within(self, seconds: float, step_seconds: float) -> float:
+        n_steps = math.floor(self.failures.work_seconds(seconds) / step_seconds)
+        return n_steps * self.scenario.job.tokens
+
+    def over(self, tokens: float) -> TrainingRun:
+        """Return the run over another number of tokens."""
+        return replace(self, tokens=tokens)
 
 
-def _model_flops(scenario: Scenario, n_tokens: float) -> float:
+def model_flops(scenario: Scenario, n_tokens: float) -> float:
     """Return the FLOPs of training on some tokens, without recomputation."""
     job = scenario.job
     return scenario.model.model_flops(
@@ -163,46 +201,6 @@ def checkpoint_bytes(model: Model, job: Job) -> float:
     trained = model.trained_parameters(job.adapters, job.frozen)
     trained += job.mtp_modules * model.mtp_parameters
     return CHECKPOINT_BYTES_PER_PARAMETER * trained
-
-
-def planned_runs(
-    search: Search,
-    tokens: float | None = None,
-    deadline_seconds: float | None = None,
-    each: Each = iter,
-) -> list[TrainingRun]:
-    """Return the run on the search's GPUs, or with a deadline the runs of `meet_deadline`.
-
-    Parameters
-    ----------
-    tokens : float or None
-        Tokens of the run; None takes 20 for each parameter (Chinchilla).
-
-    Raises
-    ------
-    InputError
-        A number is impossible, no count of GPUs meets the deadline, or failures are so frequent
-        that the run never ends.
-    NoCandidateError
-        Nothing is legal, or fits.
-    """
-    if tokens is None:
-        tokens = CHINCHILLA_TOKENS_PER_PARAMETER * search.scenario.model.parameters
-    if not 0 < tokens <= MOST_TOKENS:
-        raise InputError(f"--tokens is {tokens:g}; allowed: above zero, at most {MOST_TOKENS:g}")
-    if deadline_seconds is not None:
-        require_positive("plan", "deadline_seconds", deadline_seconds)
-        return meet_deadline(search, tokens, deadline_seconds, each)
-    run = training_run(search, tokens)
-    if math.isinf(run.wall_seconds):
-        failures = run.failures
-        raise InputError(
-            f"a job on {run.scenario.job.n_gpus} GPUs fails every {failures.mtbf_seconds:.3g} s "
-            f"and takes {failures.checkpoint_seconds:.3g} s to write a checkpoint and "
-            f"{failures.restart_seconds:.3g} s to go on, so that it never ends; allowed: fewer "
-            "--gpus, a longer --gpu-mtbf, a shorter --restart, a faster --storage"
-        )
-    return [run]
 
 
 def training_run(search: Search, tokens: float) -> TrainingRun:
@@ -224,76 +222,3 @@ def training_run(search: Search, tokens: float) -> TrainingRun:
     )
     ranking = rank_best(search, 1)
     return TrainingRun(ranking.search, ranking.top(1)[0], tokens, failures)
-
-
-def meet_deadline(
-    search: Search, tokens: float, deadline_seconds: float, each: Each = iter
-) -> list[TrainingRun]:
-    """Return runs on growing GPU counts, the last one the first that ends by the deadline.
-
-    The counts are powers of two and the numbers halfway between them, in whole nodes. They begin
-    with the count that would suffice at the GPUs' peak, and end with all that the machine has.
-
-    Raises
-    ------
-    InputError
-        No count meets the deadline; the message says how near the fastest comes.
-    """
-    runs: list[TrainingRun] = []
-    counts = _counts(search, tokens, deadline_seconds)
-    for n_gpus in each(counts):
-        try:
-            runs.append(training_run(search.on_gpus(n_gpus), tokens))
-        except NoCandidateError:
-            continue
-        if runs[-1].wall_seconds <= deadline_seconds:
-            return runs
-    if not runs:
-        model = search.scenario.model
-        raise InputError(f"{model.name} has no layout that fits on {_span(counts)} GPUs")
-    best = min(runs, key=lambda run: run.wall_seconds)
-    raise InputError(
-        f"no count of GPUs meets --deadline, of {_span(counts)}: {best.scenario.job.n_gpus} come "
-        f"nearest with {best.wall_seconds / DAY_SECONDS:.3g} days; {_hint(search, counts)}"
-    )
-
-
-def _hint(search: Search, counts: Sequence[int]) -> str:
-    """Return what else may let a run meet its deadline."""
-    machine = search.scenario.machine
-    nodes = machine.facility.n_nodes
-    if nodes is not None and counts[-1] >= int(nodes.value) * machine.ranks_per_node:
-        return f"machine '{machine.name}' has no more"
-    return "a larger global batch may let more GPUs help"
-
-
-def _span(counts: Sequence[int]) -> str:
-    """Return the first and the last count as text."""
-    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-
-
-def _counts(search: Search, tokens: float, deadline_seconds: float) -> list[int]:
-    """Return the numbers of GPUs that are tried; see `meet_deadline`."""
-    scenario = search.scenario
-    machine = scenario.machine
-    job = scenario.job
-    flops = _model_flops(scenario, tokens)
-    peak = machine.peak_flops_per_s(job.product_format)
-    most = LARGEST_GPU_COUNT
-    if machine.facility.n_nodes is not None:
-        most = min(most, int(machine.facility.n_nodes.value) * machine.ranks_per_node)
-    least = max(flops / (peak * deadline_seconds), machine.ranks_per_node)
-    if least > most:
-        raise InputError(
-            f"--deadline: even at their peak it takes {least:.0f} GPUs, and there are {most}; "
-            "allowed: a later one"
-        )
-    first = COUNTS_PER_DOUBLING * math.floor(math.log2(least))
-    last = COUNTS_PER_DOUBLING * math.ceil(math.log2(min(most, 64 * least)))
-    counts = []
-    for exponent in range(first, last + 1):
-        whole, part = divmod(exponent, COUNTS_PER_DOUBLING)
-        count = 2**whole * (COUNTS_PER_DOUBLING + part) // COUNTS_PER_DOUBLING
-        if least <= count <= most and count % machine.ranks_per_node == 0:
-            counts.append(count)
-    return counts

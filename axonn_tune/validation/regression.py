@@ -18,6 +18,7 @@ import numpy as np
 
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.validation import Outcome, Validation
+from axonn_tune.units import counted
 from axonn_tune.validation.agreement import mape
 from axonn_tune.validation.limits import Check
 
@@ -80,7 +81,9 @@ def _comparable(before: Validation, after: Validation, pairs: Sequence[_Pair]) -
             return Check(name, False, text)
     if not pairs:
         return Check(name, False, "FAILED  no configuration is in the baseline, too")
-    return Check(name, True, f"passed  {len(pairs)} configurations are in the baseline, too")
+    are = "is" if len(pairs) == 1 else "are"
+    both = f"{counted(len(pairs), 'configuration')} {are} in the baseline, too"
+    return Check(name, True, f"passed  {both}")
 
 
 def _too_few(n_configurations: int) -> Check:

@@ -32,6 +32,13 @@ def learn(capsys, table, *arguments):
     return printed(capsys, "learn", table, "--machine", "dgx-h100", "--quiet", *arguments)
 
 
+def test_one_run_is_singular(capsys, tmp_path, table):
+    table.write_text("\n".join([HEADER, ROWS[0], ""]))
+    report = learn(capsys, table)
+    assert "Learned from 1 run of Megatron-Core" in report
+    assert "This run says nothing of:" in report
+
+
 def test_a_profile_is_written_and_compared_with_the_one_before(capsys, tmp_path, table):
     mine = tmp_path / "mine.yaml"
     table.write_text("\n".join([HEADER, *ROWS, *AGAIN, ""]))

@@ -8,6 +8,7 @@ from figures import assert_drawn, svg_texts
 from worlds import machine_of
 
 from axonn_tune.io.yaml_files import save_yaml
+from axonn_tune.report.table import WIDTH
 from axonn_tune.spec.points import GemmPoint
 
 
@@ -76,9 +77,27 @@ def test_a_figure_of_measured_rates_has_their_curves(tmp_path, capsys):
 )
 def test_measured_steps_are_shown_with_their_source(capsys, name, steps):
     lines = run_cli(capsys, "machines", "show", name)[1].splitlines()
-    shown = [line.split(maxsplit=4) for line in lines if "_steps " in line]
-    assert [line[0] for line in shown] == steps
-    assert all(line[2] == "points" and "NCCL" in line[4] for line in shown)
+    shown = [number for number, line in enumerate(lines) if "_steps " in line]
+    assert [lines[number].split()[0] for number in shown] == steps
+    assert all(lines[number].split()[2] == "points" for number in shown)
+    assert all("NCCL" in "".join(lines[number : number + 4]) for number in shown)
+
+
+@pytest.mark.parametrize("words", [("machines", "b200-simumax"), ("models", "deepseek-v3")])
+def test_what_is_shown_fits_on_a_line(capsys, words):
+    kind, name = words
+    _, out, _ = run_cli(capsys, kind, "show", name)
+    assert max(map(len, out.splitlines())) <= WIDTH
+
+
+def test_expecting_more_nodes_than_there_are_says_so(capsys):
+    def said(n_nodes):
+        return run_cli(capsys, "machines", "expect", "perlmutter", "--nodes", n_nodes)[1]
+
+    assert "perlmutter has no more than 1536 nodes (6144 GPUs)." in said("1537")
+    assert "no more than" not in said("1536")
+    of_one = run_cli(capsys, "machines", "expect", "perlmutter", "--ranks-per-node", "1")[1]
+    assert "no more than" not in of_one
 
 
 @pytest.mark.parametrize("plural", ["models", "machines"])

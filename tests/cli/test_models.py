@@ -31,7 +31,10 @@ def test_the_list_has_active_parameters_and_experts(capsys):
 def test_a_mixture_is_shown_with_its_experts(capsys):
     _, out, _ = run_cli(capsys, "models", "show", "deepseek-v3")
     assert "n_experts 256, top_k 8, hidden_size 2048, shared_hidden_size 2048" in out
-    assert "kv_rank 512, q_rank 1536, content_dim 128, position_dim 64, value_dim 128" in out
+    in_one_line = " ".join(out.split())
+    assert (
+        "kv_rank 512, q_rank 1536, content_dim 128, position_dim 64, value_dim 128" in in_one_line
+    )
     assert "active parameters            37552282624 (37.55B)" in out
     assert "layers with experts          58 of 61" in out
     assert "window" not in out

@@ -7,6 +7,9 @@ import json
 import pytest
 from command_line import assert_refused, run_cli
 
+from axonn_tune.io.presets import load_model
+from axonn_tune.units import format_count
+
 
 def test_a_plan_in_every_format(capsys):
     arguments = ["plan", "--model", "5b", "--tokens", "100B", "--gpus", "64"]
@@ -33,11 +36,73 @@ def test_a_plan_finds_the_gpus_for_a_deadline_and_hints_at_tokens(capsys):
     assert "perlmutter has no more than 1536 nodes" in text
 
 
+def test_named_gpus_say_whether_they_meet_a_deadline_and_a_budget(capsys):
+    arguments = ["plan", "--model", "5b", "--gpus", "64", "--tokens", "100B"]
+    (run,) = _document(capsys, *arguments)["runs"]
+    assert run["deadline_probability"] is None and run["budget_probability"] is None
+    hours = run["node_hours"]
+    limits = ["--deadline", f"{run['wall_seconds']}s", "--node-hours", f"{1.1 * hours:.6f}"]
+    (limited,) = _document(capsys, *arguments, *limits)["runs"]
+    assert limited["deadline_probability"] == pytest.approx(0.5, abs=1e-6)
+    assert limited["budget_used_fraction"] == pytest.approx(1 / 1.1, rel=1e-6)
+    assert 0.6 < limited["budget_probability"] < 0.9
+    _, text, _ = run_cli(capsys, *arguments, "--deadline", "1d", "--gpu-hours", f"{hours:.3f}")
+    assert "1 day: the run ends" in text and "later, and in time with a probability of <1 %" in text
+    assert "the run takes 400.0 % of it" in text
+
+
+def test_a_budget_takes_the_gpus_that_finish_soonest_within_it(capsys):
+    arguments = ["plan", "--model", "5b", "--tokens", "100B"]
+    document = _document(capsys, *arguments, "--node-hours", "1.2k")
+    *dearer, plan = document["runs"]
+    assert plan["node_hours"] <= 1200 and plan["tokens"] == document["asked_tokens"] == 100e9
+    assert dearer and all(run["node_hours"] > 1200 for run in dearer)
+    assert plan["budget_probability"] > 0.5 > max(run["budget_probability"] for run in dearer)
+    _, text, _ = run_cli(capsys, *arguments, "--node-hours", "1.2k", "--machine", "dgx-h100")
+    assert "has no facility.n_nodes" in text
+    in_gpu_hours = _document(capsys, *arguments, "--gpu-hours", "4.8k")
+    assert in_gpu_hours["runs"][-1]["gpus"] == plan["gpus"]
+
+
+def test_a_budget_that_is_too_small_buys_as_many_tokens_as_it_can(capsys):
+    arguments = ["plan", "--model", "5b", "--node-hours", "300", "--deadline", "3d"]
+    _, text, _ = run_cli(capsys, *arguments, "--tokens", "100B")
+    assert "No number of GPUs trains 100B tokens within 300 node-hours and 3 days" in text
+    plan = _document(capsys, *arguments)["runs"][-1]
+    assert f"tokens       {plan['tokens'] / 1e9:.4g}B" in text
+    assert plan["node_hours"] <= 300 and plan["wall_seconds"] <= 3 * 86400
+    assert plan["tokens_within_limits_low"] < plan["tokens"] < plan["tokens_within_limits_high"]
+    alone = _document(capsys, *arguments, "--gpus", "128")["runs"][0]
+    assert alone["gpus"] == 128 and alone["tokens"] <= plan["tokens"]
+
+
+def test_the_rule_of_dense_models_is_said_to_be_theirs(capsys):
+    arguments = ["--gpus", "64", "--machine", "dgx-h100"]
+    _, text, _ = run_cli(capsys, "plan", "--model", "qwen3-30b-a3b", *arguments)
+    model = load_model("qwen3-30b-a3b")
+    ratio = 20 * model.parameters / model.active_parameters
+    assert f"20 for each parameter, {ratio:.3g} for each active one" in text
+    of_active = format_count(20 * model.active_parameters)
+    assert f"20 are of dense models: {format_count(20 * model.parameters)} by all" in text
+    assert f"{of_active} by the active ones" in text
+    _, text, _ = run_cli(capsys, "plan", "--model", "llama3-8b", *arguments)
+    assert "compute-optimal" in text and "dense" not in text
+
+
+def _document(capsys, *arguments):
+    return json.loads(run_cli(capsys, *arguments, "--format", "json")[1])
+
+
 @pytest.mark.parametrize(
     ("arguments", "culprit"),
     [
         ([], "--deadline"),
-        (["--gpus", "64", "--deadline", "30d"], "--gpus"),
+        (["--gpus", "64", "--node-hours", "1k", "--gpu-hours", "4k"], "--gpu-hours"),
+        (["--node-hours", "0"], "--node-hours"),
+        (["--node-hours", "1e400"], "--node-hours"),
+        (["--gpu-hours", "30d"], "--gpu-hours"),
+        (["--gpus", "64", "--node-hours", "1e-9"], "--node-hours"),
+        (["--gpus", "64", "--node-hours", "0.001"], "before the first step"),
         (["--gpus", "64", "--tokens", "many"], "--tokens"),
         (["--gpus", "64", "--tokens", "0"], "--tokens"),
         (["--gpus", "64", "--tokens", "1e400"], "--tokens"),

@@ -3,6 +3,8 @@
 import pytest
 
 import axonn_tune
+from axonn_tune.api import comparison
+from axonn_tune.report.compare import comparison_text
 from axonn_tune.report.explain import explanation_text
 from axonn_tune.report.phrases import assumption_line
 from axonn_tune.report.records import assumptions
@@ -61,8 +63,9 @@ def test_an_mfu_above_one_is_explained():
     ("options", "said", "names"),
     [
         ({"strategy": "axonn"}, "overlap OAR+ORS+OAG,", {"oar", "ors", "oag"}),
-        ({"strategy": "megatron"}, "overlap grad-reduce,", {"grad_reduce"}),
-        ({"strategy": "megatron", "overlap_grad_reduce": False}, "overlap none,", set()),
+        ({"strategy": "megatron"}, "overlap OAR+grad-reduce,", {"oar", "grad_reduce"}),
+        ({"strategy": "megatron", "overlap_grad_reduce": False}, "overlap OAR,", {"oar"}),
+        ({"strategy": "megatron", "oar": False}, "overlap grad-reduce,", {"grad_reduce"}),
         ({"strategy": "zero3"}, "overlap ORS+OAG,", {"ors", "oag"}),
         ({"strategy": "zero3", "overlap": False}, "overlap none,", set()),
         ({"strategy": "zero3", "engine": "deepspeed-2021"}, "overlap none,", set()),
@@ -83,3 +86,13 @@ def test_layouts_without_a_strategy_are_compared_as_suggest_would():
     assert best["strategy"].tolist() == ["megatron"]
     best = axonn_tune.compare("5b", 16, grids=["shard=16"], engine="torchtitan")
     assert best["strategy"].tolist() == ["zero3"]
+
+
+def test_one_strategy_one_step_and_one_sequence_are_singular():
+    """Each of these texts was seen with the plural of one."""
+    bests = comparison("5b", 16, strategies=["zero3"], global_batch=16)
+    assert ": the best layout of zero3\n" in comparison_text(bests, {})
+    explanation, text = explained("5b", 16, "tensor=1,data=16", global_batch=16, micro_batch=1)
+    assert explanation.prediction.n_microsteps == 1 and "; 1 micro-step; " in text
+    line = assumption_line(build_search("5b", 1, global_batch=1))
+    assert "global batch 1 sequence (" in line

@@ -8,7 +8,10 @@ from axonn_tune.api import comparison
 from axonn_tune.cli.report import page_searches
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_engine
+from axonn_tune.report.records import assumptions
+from axonn_tune.search.rank import rank_candidates
 from axonn_tune.searching import build_search
+from axonn_tune.spec.job import Overlap
 from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES, strategy_named
 from axonn_tune.strategies.switches import Switches, foreign_switches
 
@@ -18,6 +21,13 @@ VALUES = {
     "schedule": ("zb-h1",),
     "stage_layout": ("Et|tL",),
     "virtual_stages": (2,),
+}
+# Changes of a job that make a difference if a strategy has the switch.
+CHANGED_JOBS = {
+    "oar": {"overlap": Overlap(oar=False)},
+    "ors": {"overlap": Overlap(ors=False)},
+    "oag": {"overlap": Overlap(oag=False)},
+    "keep_gathered_weights": {"keep_gathered_weights": True},
 }
 # zero3's usual engine refuses some of its switches.
 ENGINES = USUAL_ENGINES | {"zero3": "torchtitan-2025"}
@@ -39,7 +49,20 @@ def test_a_strategy_has_the_switches_that_change_it(strategy, name):
         changes |= strategy_named(strategy, switches, engine, of_experts) != usual
     # The overlap of a grid's reduction is the job's.
     changes |= name == "overlap_grad_reduce" and strategy.startswith("axonn")
+    changes |= name in CHANGED_JOBS and changes_a_step(strategy, CHANGED_JOBS[name])
     assert is_foreign == {not changes}
+
+
+def changes_a_step(strategy, change):
+    """Whether a change of the job moves the time of any layout of a strategy."""
+    search = build_search(
+        "5b", 16, strategy=strategy, global_batch=32, recompute="none", include_oom=True
+    )
+    search = replace(search, exhaustive=True, every_configuration=True)
+    scenario = search.scenario
+    other = replace(search, scenario=replace(scenario, job=replace(scenario.job, **change)))
+    seconds = [sorted(rank_candidates(each).step_seconds) for each in (search, other)]
+    return seconds[0] != seconds[1]
 
 
 def is_refused_by_engine(strategy, name, value):
@@ -57,6 +80,30 @@ def test_a_search_refuses_a_switch_of_other_strategies():
     message = "reduces_once is True, which strategy axonn does not have; allowed with it: zero3"
     with pytest.raises(InputError, match=message):
         build_search("llama3-8b", 8, reduces_once=True)
+
+
+@pytest.mark.parametrize(
+    ("option", "strategy"),
+    [
+        ({"keep_gathered_weights": True}, "zero3"),
+        ({"oar": True}, "zero3"),
+        ({"ors": False}, "megatron"),
+        ({"oag": True}, "zero1"),
+    ],
+)
+def test_what_a_job_asks_in_vain_of_a_strategy_is_refused(option, strategy):
+    (name,) = option
+    with pytest.raises(InputError, match=f"{name} is .* which strategy {strategy} does not have"):
+        build_search("llama3-8b", 8, strategy=strategy, **option)
+
+
+def test_a_comparison_keeps_gathered_weights_where_they_can_be_kept():
+    bests = comparison("5b", 16, strategies=["axonn", "zero3"], keep_gathered_weights=True)
+    kept = {
+        best.search.scenario.strategy.name: assumptions(best.search)["keep_gathered_weights"]
+        for best in bests
+    }
+    assert kept == {"axonn": True, "zero3": False}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +157,10 @@ def reduces_once(search):
     ("engine", "culprit"),
     [
         ("megatron-core", "precision is bf16, .* engine megatron-core: --precision fp8-delayed, "),
-        ("torchtitan-2025", "precision is bf16, .* engine torchtitan-2025: --precision fp8-current$"),
+        (
+            "torchtitan-2025",
+            "precision is bf16, .* engine torchtitan-2025: --precision fp8-current$",
+        ),
         ("nanotron", "engine nanotron has no precision with weights in a low format"),
     ],
 )

@@ -1,17 +1,20 @@
 """A whole training run: Daly's formulas against a simulation, and what follows from a step."""
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import axonn_tune
-from axonn_tune.errors import InputError
+from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.io.presets import load_model
 from axonn_tune.searching import build_search
 from axonn_tune.spec.machine import Facility, Quantity
-from axonn_tune.studies.training_run import Failures, meet_deadline, training_run
+from axonn_tune.studies.limits import Limits
+from axonn_tune.studies.run_plan import meet_deadline, spend_budget
+from axonn_tune.studies.training_run import Failures, training_run
 
 DAY = 86400.0
 
@@ -64,6 +67,17 @@ def test_more_failures_take_longer_and_too_many_never_end():
     assert Failures(1.0, 10.0, 600.0).wall_seconds(1e6) == math.inf
 
 
+@pytest.mark.parametrize("failures", [Failures(1e5, 10.0, 60.0), Failures(900.0, 30.0, 90.0)])
+@pytest.mark.parametrize("work", [1.0, 100.0, 1e3, 1e4, 1e7])
+def test_the_work_of_a_time_is_the_inverse_of_the_time_of_work(failures, work):
+    assert failures.work_seconds(failures.wall_seconds(work)) == pytest.approx(work, rel=1e-9)
+
+
+def test_no_work_is_done_in_the_time_of_a_checkpoint_or_between_too_many_failures():
+    assert Failures(1e5, 10.0, 60.0).work_seconds(9.0) == 0.0
+    assert Failures(1.0, 10.0, 600.0).work_seconds(1e9) == 0.0
+
+
 @pytest.fixture(scope="module")
 def search():
     return build_search("5b", 64, global_batch=512)
@@ -82,6 +96,35 @@ def test_a_run_is_its_steps_with_failures(search):
     assert run.energy_joules == pytest.approx(run.node_hours * 3600 * power)
     assert run.cost is None
     assert run.failures.mtbf_seconds == search.scenario.machine.facility.gpu_mtbf_seconds.value / 64
+
+
+def test_the_chance_to_end_in_a_time_is_that_of_the_step_interval(search):
+    run = training_run(search, 1e11)
+    low, high = run.wall_seconds_range
+    assert run.chance_within(low) == pytest.approx(0.05, abs=1e-3)
+    assert run.chance_within(run.wall_seconds) == pytest.approx(0.5, abs=1e-9)
+    assert run.chance_within(high) == pytest.approx(0.95, abs=1e-3)
+    assert run.chance_within(1.0) == 0.0
+    few, many = run.tokens_within_range(run.wall_seconds)
+    slow, fast = run.best.step_seconds_interval
+    assert few == pytest.approx(1e11 * run.best.step_seconds / fast, rel=1e-3)
+    assert many == pytest.approx(1e11 * run.best.step_seconds / slow, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limits", [Limits(None, 1130.0), Limits(2 * DAY, None, 4800.0)])
+def test_a_budget_is_spent_as_no_other_count_would(search, limits):
+    counts = [4 * 2**power for power in range(11)] + [12 * 2**power for power in range(9)]
+    tried = []
+    for n_gpus in counts:
+        with suppress(NoCandidateError):
+            tried.append(training_run(search.on_gpus(n_gpus), 1e11))
+    within = [run for run in tried if run.wall_seconds <= limits.seconds(run.scenario)]
+    soonest = min(run.wall_seconds for run in within)
+    assert spend_budget(search, 1e11, limits)[-1].wall_seconds == soonest
+    most = max(run.tokens_within(limits.seconds(run.scenario)) for run in tried)
+    assert spend_budget(search, None, limits)[-1].tokens == most
+    assert spend_budget(search, 1e13, limits)[-1].tokens == most
 
 
 def test_money_and_missing_power(search):
@@ -106,6 +149,17 @@ def test_the_deadline_is_met_by_the_first_count_that_does(search):
         assert training_run(alone, 1e11).wall_seconds == run.wall_seconds
 
 
+def test_nodes_of_any_size_are_counted_whole(search):
+    """With five GPUs a node, no power of two is a whole number of nodes."""
+    machine = search.scenario.machine
+    links = (machine.links[0], replace(machine.links[1], unit_ranks=5))
+    machine = replace(machine, facility=Facility(), ranks_per_node=5, links=links)
+    tiny = build_search("tiny", 1, machine)
+    for runs in (meet_deadline(tiny, 1e9, DAY), spend_budget(tiny, 1e9, Limits(None, 10.0))):
+        counts = [run.scenario.job.n_gpus for run in runs]
+        assert counts and all(count % 5 == 0 for count in counts)
+
+
 def test_each_count_of_a_plan_has_a_batch_that_it_can_share():
     runs = meet_deadline(build_search("5b", 1), 1e12, 8 * DAY)
     batches = {run.scenario.job.n_gpus: run.scenario.job.global_batch for run in runs}
@@ -126,3 +180,14 @@ def test_a_run_without_tokens_has_twenty_for_each_parameter():
     without = axonn_tune.plan("20b", 64)
     given = axonn_tune.plan("20b", 64, tokens=20 * load_model("20b").parameters)
     assert without.equals(given)
+
+
+def test_gpus_that_are_named_are_planned_for_and_others_are_found():
+    named = axonn_tune.plan("5b", 64, tokens=1e11, deadline_seconds=DAY)
+    assert list(named["gpus"]) == [64] and named["deadline_probability"][0] < 0.01
+    found = axonn_tune.plan("5b", tokens=1e11, node_hours=1e3)
+    assert found["node_hours"].iloc[-1] <= 1e3
+    with pytest.raises(InputError, match="--node-hours"):
+        axonn_tune.plan("5b")
+    with pytest.raises(InputError, match="node_hours is -1"):
+        axonn_tune.plan("5b", 64, node_hours=-1)
