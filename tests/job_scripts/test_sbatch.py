@@ -206,7 +206,7 @@ def test_stages_of_unlike_length_are_written_as_a_layout():
 
 def test_a_written_layout_has_the_modules_of_multi_token_prediction():
     """Megatron-Core asserts that it has as many as --mtp-num-layers says."""
-    model = replace(MODEL, n_layers=5, mtp_modules=2)
+    model = replace(MODEL, n_layers=5, mtp_modules=2, position="rotary")
     case = {"model": model, "layout": "pipeline=2,data=2", "mtp_modules": 2}
     given = dict(flags_of(script_of("megatron", **case)))
     assert given["--pipeline-model-parallel-layout"] == "Ettt|ttmmL"
