@@ -39,6 +39,17 @@ def test_experts_overlap_in_a_pipeline_with_virtual_stages_only():
     for layout, n_virtual in (("pipeline=4,data=16,expert=16", 2), ("data=64,expert=64", 1)):
         files = written("qwen3-30b-a3b", 64, layout, virtual_stages=n_virtual, **options)
         assert "--overlap-moe-expert-parallel-comm" in files["launch.sbatch"]
+    with pytest.raises(InputError, match="between ranks with other experts only"):
+        written("qwen3-30b-a3b", 64, "data=64,expert=1", **options)
+
+
+def test_what_is_recomputed_as_a_whole_is_not_offloaded_in_part():
+    given = ("qwen3-30b-a3b", 64, "data=64,expert=64")
+    options = {"offload_modules": "expert_fc1,moe_act"}
+    with pytest.raises(InputError, match="allowed: without expert_fc1, moe_act, or without --rec"):
+        script_of(*given, recompute="selective:moe", **options)
+    script = script_of(*given, recompute="selective:layernorm", **options)
+    assert "--offload-modules expert_fc1 moe_act" in script
 
 
 def test_experts_with_biases_are_not_split():
