@@ -185,7 +185,7 @@ def flags(prediction: Prediction) -> list[str]:
     if not strategy.fused_accumulation:
         lines.append("--no-gradient-accumulation-fusion")
     lines += recompute_flags(configuration.recompute, job.precision)
-    lines += type_flags(job)
+    lines += [*type_flags(job), *_gradient_flags(job, strategy)]
     if strategy.stores_low_weights(job):
         lines.append("--fp4-param-gather" if job.precision == "nvfp4" else "--fp8-param-gather")
         if not strategy.gathers_low_weights(job):
@@ -199,6 +199,15 @@ def type_flags(job: Job) -> tuple[str, ...]:
     """Return the flags of the job's number type and of the recipe of its low products."""
     of_dtype = () if job.dtype == "fp32" else (f"--{job.dtype}",)
     return (*of_dtype, *_PRECISION_FLAGS[job.precision])
+
+
+def _gradient_flags(job: Job, strategy: Megatron3D) -> tuple[str, ...]:
+    """Return the flag of the gradients' type, where --bf16 or --fp16 implies the other one."""
+    if job.dtype == "fp16" and strategy.fp32_gradients:
+        return ("--accumulate-allreduce-grads-in-fp32",)
+    if job.dtype == "bf16" and not strategy.fp32_gradients:
+        return ("--grad-reduce-in-bf16",)
+    return ()
 
 
 def attention_flags(job: Job, engine: Engine) -> tuple[str, ...]:

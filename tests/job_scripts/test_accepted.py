@@ -75,6 +75,22 @@ def test_a_graph_of_a_step_is_asked_for_with_the_connections_that_are_asserted(l
     assert "cuda-graph" not in script_of("llama3-8b", 16, layout)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "engine", "flag"),
+    [
+        ("fp16", "megatron-core", "--accumulate-allreduce-grads-in-fp32"),
+        ("bf16", "nemo", "--grad-reduce-in-bf16"),
+        ("bf16", "megatron-core", ""),
+        ("fp16", "megatron-2021", ""),
+    ],
+)
+def test_gradients_have_the_type_that_was_predicted(dtype, engine, flag):
+    """Megatron-LM sums gradients in fp32 with --bf16, and in fp16 with --fp16."""
+    script = script_of("20b", 16, "tensor=2,data=8", dtype=dtype, engine=engine)
+    flags = {"--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16"}
+    assert flags & set(script.split()) == ({flag} if flag else set())
+
+
 def test_gpt_oss_has_its_own_gate_and_positions():
     script = script_of("gpt-oss-20b", 16, "data=16,expert=16")
     assert "--quick-geglu --glu-linear-offset 1.0 --activation-func-clamp-value 7.0" in script
