@@ -16,6 +16,7 @@ PROGRAM = Program(
     ("axonn_gpt.py", "pipeline.py", "layers.py", "training.py"),
     "axonn",
     " and axonn 0.2.0",
+    has_stages=True,
 )
 # The axes of a layout that the program reads.
 _AXES = (*AXES, PIPELINE)

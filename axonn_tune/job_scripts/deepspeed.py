@@ -12,6 +12,7 @@ from typing import Any
 
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import Program, Start, training_start
+from axonn_tune.spec.layout import CONTEXT
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.zero import Zero
 
@@ -66,6 +67,11 @@ def config_text(prediction: Prediction) -> str:
         "gradient_clipping": 1.0,
         "zero_optimization": zero,
     }
+    n_context = prediction.layout.size(CONTEXT)
+    if n_context > 1:
+        # Without them DeepSpeed takes every rank for a replica, and refuses the sizes of batches.
+        document["sequence_parallel_size"] = n_context
+        document["data_parallel_size"] = job.n_gpus // n_context
     if job.dtype != "fp32":
         document[job.dtype] = {"enabled": True}
     return json.dumps(document, indent=2) + "\n"

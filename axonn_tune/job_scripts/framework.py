@@ -9,7 +9,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.io.package_data import training_program
 from axonn_tune.job_scripts.settings import NAME as SETTINGS
 from axonn_tune.job_scripts.settings import settings_text
-from axonn_tune.spec.layout import CONTEXT, TENSOR
+from axonn_tune.spec.layout import CONTEXT, PIPELINE, TENSOR
 from axonn_tune.step.prediction import Prediction
 
 RANK_IS_PLACE = ("export RANK=$SLURM_PROCID",)
@@ -49,12 +49,15 @@ class Program:
         Name of the engine that it runs, which is without torch.compile; empty if none has facts.
     packages
         What it needs besides torch, as the end of a sentence.
+    has_stages
+        Whether it trains the stages of a pipeline.
     """
 
     name: str
     modules: tuple[str, ...]
     engine: str
     packages: str = ""
+    has_stages: bool = False
 
 
 def training_start(
@@ -72,14 +75,17 @@ def training_start(
     Raises
     ------
     InputError
-        The layout splits layers or sequences, which the program does not.
+        The layout splits layers or sequences, or has stages, and the program does not.
     """
     layout = prediction.layout
-    for axis, split in (TENSOR, "layers"), (CONTEXT, "sequences"):
+    lacks = {TENSOR: "splits no layers", CONTEXT: "splits no sequences"}
+    if not program.has_stages:
+        lacks[PIPELINE] = "puts no layers into stages"
+    for axis, lack in lacks.items():
         if train is None and layout.size(axis) > 1:
             raise InputError(
-                f"{program.name} splits no {split}, and {layout} does; allowed: --train with a "
-                f"program that does, or a layout with {axis}=1"
+                f"{program.name} {lack}, and {layout} does; allowed: --train with a program that "
+                f"does, or a layout with {axis}=1"
             )
     files = {name: training_program(name) for name in (program.name, *program.modules)}
     files[SETTINGS] = settings_text(prediction, program.engine, axes)

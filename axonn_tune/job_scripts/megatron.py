@@ -1,7 +1,7 @@
 """Megatron-LM: the flags of ``pretrain_gpt.py``.
 
 Names as in NVIDIA/Megatron-LM, megatron/training/arguments.py and the configurations of Megatron
-Core from which it builds its arguments (main, August 2026).
+Core from which it builds its arguments (core_v0.19.0, and d98e8a64 of August 2026).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from math import prod
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import N_STEPS, Start
 from axonn_tune.job_scripts.megatron_model import model_flags
+from axonn_tune.job_scripts.megatron_rules import require_accepted, require_distributed_optimizer
 from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES, ULYSSES_RING, Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT, PIPELINE
@@ -33,6 +34,8 @@ PROGRAM = "Megatron-LM/pretrain_gpt.py"
 # where exchanges are overlapped.
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 _FEW, _MANY = "1", "32"
+# validate_args asserts it with Transformer Engine 2.10 or newer, which would move weights, too.
+_OFFLOADS_INPUTS_ALONE = {"NVTE_CPU_OFFLOAD_V1": "1"}
 # The names of Transformer Engine, which Megatron-Core passes on.
 _CONTEXT_KINDS = {RING: "p2p", ALL_GATHER: "all_gather", ULYSSES: "a2a"}
 # Transformer Engine chooses cuDNN by itself where that is faster.
@@ -76,6 +79,10 @@ _SHARDED_GRADIENTS = (
 )
 
 
+# A graph of a whole step, within which nobody may read a loss.
+_GRAPH = ("--cuda-graph-impl full_iteration", "--no-check-for-nan-in-loss-and-grad")
+
+
 # Modules that Megatron-Core 0.16 (TransformerConfig) refuses with delayed scaling.
 _NOT_DELAYED = {"layernorm", "moe_act"}
 
@@ -84,14 +91,23 @@ def start(prediction: Prediction, train: str | None) -> Start:
     """Return how Megatron-LM is started; `train` is the path of its pretrain_gpt.py."""
     strategy = prediction.scenario.strategy
     assert isinstance(strategy, Megatron3D)
-    # Megatron-FSDP asserts that the variable is not set.
+    return start_of(prediction, train, flags(prediction), _environment(prediction, strategy))
+
+
+def _environment(prediction: Prediction, strategy: Megatron3D) -> dict[str, str]:
+    """Return the variables that validate_args asserts.
+
+    It asserts one connection of a CUDA graph, too, whose kernels do not wait in one queue.
+    """
     environment = {}
+    if prediction.scenario.job.offload_modules:
+        environment.update(_OFFLOADS_INPUTS_ALONE)
+    # Megatron-FSDP asserts that the variable is not set.
     if not strategy.shards_gradients:
-        sizes = [prediction.layout.size(axis) for axis in strategy.split_axes]
-        one_queue = prediction.scenario.machine.gpu.one_queue
-        has_one = strategy.has_one_queue(one_queue, prod(sizes))
-        environment[_CONNECTIONS] = _FEW if has_one else _MANY
-    return start_of(prediction, train, flags(prediction), environment)
+        n_split = prod(prediction.layout.size(axis) for axis in strategy.split_axes)
+        has_queues = strategy.overlaps_experts or not prediction.scenario.machine.gpu.one_queue
+        environment[_CONNECTIONS] = _MANY if has_queues or n_split == 1 else _FEW
+    return environment
 
 
 def start_of(
@@ -105,7 +121,8 @@ def start_of(
     command = (("python", program), *(tuple(line.split()) for line in lines))
     to_fill_in: tuple[str, ...] = (
         "Activate an environment in which python finds what Megatron-LM needs.",
-        f"Clone Megatron-LM so that {program} exists (--train names another path).",
+        "Take Megatron-LM core_v0.19.0 or newer, which knows all of these flags.",
+        f"Clone it so that {program} exists (--train names another path).",
         "It trains on mock data; replace --mock-data by --data-path, and the tokenizer by yours.",
     )
     if prediction.scenario.model.qk_norm == "all":
@@ -128,6 +145,7 @@ def flags(prediction: Prediction) -> list[str]:
         raise InputError(
             f"schedule is '{strategy.schedule}'; allowed for Megatron-Core: {ONE_F_ONE_B}"
         )
+    require_accepted(prediction, strategy)
     lines = [
         *model_flags(model, job.seq_len),
         *TRAINING_FLAGS,
@@ -152,11 +170,13 @@ def flags(prediction: Prediction) -> list[str]:
     if not strategy.fused_accumulation:
         lines.append("--no-gradient-accumulation-fusion")
     lines += recompute_flags(configuration.recompute, job.precision)
-    lines += type_flags(job)
+    lines += [*type_flags(job), *_gradient_flags(job, strategy)]
     if strategy.stores_low_weights(job):
         lines.append("--fp4-param-gather" if job.precision == "nvfp4" else "--fp8-param-gather")
         if not strategy.gathers_low_weights(job):
             lines.append("--reuse-grad-buf-for-mxfp8-param-ag")
+    if strategy.engine.megatron.has_graph:
+        lines += _GRAPH
     return [*lines, *attention_flags(job, strategy.engine)]
 
 
@@ -164,6 +184,15 @@ def type_flags(job: Job) -> tuple[str, ...]:
     """Return the flags of the job's number type and of the recipe of its low products."""
     of_dtype = () if job.dtype == "fp32" else (f"--{job.dtype}",)
     return (*of_dtype, *_PRECISION_FLAGS[job.precision])
+
+
+def _gradient_flags(job: Job, strategy: Megatron3D) -> tuple[str, ...]:
+    """Return the flag of the gradients' type, where --bf16 or --fp16 implies the other one."""
+    if job.dtype == "fp16" and strategy.fp32_gradients:
+        return ("--accumulate-allreduce-grads-in-fp32",)
+    if job.dtype == "bf16" and not strategy.fp32_gradients:
+        return ("--grad-reduce-in-bf16",)
+    return ()
 
 
 def attention_flags(job: Job, engine: Engine) -> tuple[str, ...]:
@@ -223,13 +252,6 @@ def _expert_flags(prediction: Prediction, strategy: Megatron3D) -> tuple[str, ..
     if not strategy.has_experts:
         return ()
     layout = prediction.layout
-    recompute = prediction.configuration.recompute
-    is_refused = recompute.startswith("full") or "moe" in recomputed_modules(recompute)
-    if strategy.overlaps_experts and is_refused:
-        raise InputError(
-            f"--overlaps-experts: Megatron-Core does not overlap with recompute {recompute}; "
-            "allowed: none, selective, modules but moe"
-        )
     tensor = layout.size("tensor") if strategy.splits_experts else 1
     return (
         f"--expert-model-parallel-size {layout.size(EXPERT)}",
@@ -279,7 +301,7 @@ def _memory_flags(job: Job, strategy: Megatron3D) -> list[str]:
         lines.append("--fine-grained-activation-offloading")
         lines.append(f"--offload-modules {job.offload_modules.replace(',', ' ')}")
     if job.moments != "fp32":
-        _require_distributed_optimizer(strategy, "has other moments than fp32", "--moments")
+        require_distributed_optimizer(strategy, "has other moments than fp32", "--moments")
         lines.append("--use-precision-aware-optimizer")
         lines += [f"--exp-avg-dtype {job.moments}", f"--exp-avg-sq-dtype {job.moments}"]
     return lines
@@ -309,22 +331,9 @@ def _stage_flags(scenario: Scenario, n_stages: int, n_virtual: int) -> tuple[str
 
 def _offload_flags(strategy: Megatron3D) -> tuple[str, ...]:
     """Return the flags of offload; copies run one after another, as predicted."""
-    _require_distributed_optimizer(strategy, "offloads the optimizer states", "--offload")
+    require_distributed_optimizer(strategy, "offloads the optimizer states", "--offload")
     return (
         "--optimizer-cpu-offload",
         "--optimizer-offload-fraction 1.0",
         "--use-precision-aware-optimizer",
     )
-
-
-def _require_distributed_optimizer(strategy: Megatron3D, what: str, option: str) -> None:
-    """Raise InputError without the distributed optimizer.
-
-    OptimizerConfig asserts it with a precision-aware one, which offload and other types of moments
-    need.
-    """
-    if not strategy.distributed_optimizer:
-        raise InputError(
-            f"--no-distributed-optimizer: Megatron-Core {what} of its distributed optimizer only; "
-            f"leave out the one or {option}"
-        )

@@ -6,6 +6,7 @@ examples/megatron_fsdp.
 
 from __future__ import annotations
 
+from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import Start
 from axonn_tune.job_scripts.megatron import (
     TRAINING_FLAGS,
@@ -15,6 +16,7 @@ from axonn_tune.job_scripts.megatron import (
     type_flags,
 )
 from axonn_tune.job_scripts.megatron_model import model_flags
+from axonn_tune.spec.layout import CONTEXT, EXPERT, PIPELINE, TENSOR
 from axonn_tune.spec.offload import offloaded_layers
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.zero import Zero
@@ -38,11 +40,28 @@ def start(prediction: Prediction, train: str | None) -> Start:
     return start_of(prediction, train, flags(prediction), {})
 
 
+def _require_written(prediction: Prediction, strategy: Zero) -> None:
+    """Raise InputError if what was predicted for another engine is none of the flags."""
+    layout = prediction.layout
+    for axis in (TENSOR, CONTEXT, PIPELINE, EXPERT):
+        if layout.size(axis) > 1:
+            raise InputError(
+                f"the script of megatron-fsdp spreads a model over shards and replicas only, and "
+                f"not as {layout}; allowed: a layout with {axis}=1"
+            )
+    if strategy.engine.zero.reduces_once:
+        raise InputError(
+            "Megatron-FSDP reduces gradients in every micro-step; leave out --reduces-once, or "
+            "take --framework fsdp2"
+        )
+
+
 def flags(prediction: Prediction) -> list[str]:
     """Return the flags with their values, one per line; no name or text is among them."""
     job, configuration = prediction.scenario.job, prediction.configuration
     strategy = prediction.scenario.strategy
     assert isinstance(strategy, Zero)
+    _require_written(prediction, strategy)
     lines = [
         *model_flags(prediction.scenario.model, job.seq_len),
         *TRAINING_FLAGS,

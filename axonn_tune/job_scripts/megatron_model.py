@@ -13,6 +13,14 @@ from itertools import groupby
 from axonn_tune.spec.blocks import Experts, LatentAttention
 from axonn_tune.spec.model import Model
 
+# The gate and the positions of gpt-oss, the only model with such in Megatron-LM. Its numbers are of
+# its config.json (and of NVIDIA-NeMo/Megatron-Bridge at 067f987d, gpt_oss_bridge.py).
+_CLAMPED_GATE = "--quick-geglu --glu-linear-offset 1.0 --activation-func-clamp-value 7.0"
+_SCALED_ROTARY = (
+    "--position-embedding-type yarn --rotary-scaling-factor 32 "
+    "--yarn-original-max-position-embeddings 4096"
+)
+
 
 def model_flags(model: Model, seq_len: int) -> list[str]:
     """Return the flags with their values, one or a few of a kind per line."""
@@ -28,7 +36,9 @@ def model_flags(model: Model, seq_len: int) -> list[str]:
     ]
     if model.n_kv_heads < model.n_heads and model.latent_attention is None:
         lines.append(f"--group-query-attention --num-query-groups {model.n_kv_heads}")
-    if model.gated_mlp:
+    if model.clamped_gate:
+        lines.append(_CLAMPED_GATE)
+    elif model.gated_mlp:
         lines.append("--swiglu")
     if model.norm == "rms":
         lines.append("--normalization RMSNorm")
@@ -36,7 +46,9 @@ def model_flags(model: Model, seq_len: int) -> list[str]:
         lines.append("--disable-bias-linear")
     if model.qkv_bias and not model.bias:
         lines.append("--add-qkv-bias")
-    if model.position == "rotary":
+    if model.scaled_rotary:
+        lines.append(_SCALED_ROTARY)
+    elif model.position == "rotary":
         lines.append("--position-embedding-type rope")
     elif model.position == "none":
         lines.append("--position-embedding-type none")
@@ -85,6 +97,9 @@ def _expert_flags(model: Model, experts: Experts) -> list[str]:
         f"--moe-router-topk {experts.top_k}",
         f"--moe-ffn-hidden-size {experts.hidden_size}",
     ]
+    if experts.top_k == 1:
+        # TransformerConfig asserts it: the softmax of one expert's score alone has no gradient.
+        lines.append("--moe-router-pre-softmax")
     if experts.n_groups > 1:
         lines.append(f"--moe-router-num-groups {experts.n_groups}")
         lines.append(f"--moe-router-group-topk {experts.top_groups}")

@@ -49,6 +49,8 @@ _WITH_OWN_ENGINES = ("deepspeed", "torchtitan", "megatron-fsdp")
 _WITH_OWN_MODELS = ("megatron", "megatron-fsdp", "torchtitan")
 # Frameworks whose scripts train with products in low precisions.
 _WITH_LOW_PRODUCTS = ("megatron", "megatron-fsdp")
+# Frameworks whose scripts keep what modules save in the host's memory.
+_WITH_OFFLOADED_MODULES = ("megatron", "megatron-fsdp")
 
 
 def engine_of(framework: str | None) -> str | None:
@@ -148,6 +150,11 @@ def _require_started(job: Job, framework: str) -> None:
         raise InputError(
             f"--frozen {job.frozen}: {framework} has no options for frozen parts; allowed where a "
             "script is written: a job that trains all weights"
+        )
+    if job.offload_modules and framework not in _WITH_OFFLOADED_MODULES:
+        raise InputError(
+            f"--offload-modules {job.offload_modules}: {framework} has no options for it; allowed "
+            "where a script is written: a job without"
         )
     if job.samples_per_sequence != 1.0:
         raise InputError(

@@ -1,7 +1,8 @@
 """torchtitan: flags of its own training program, for the models that it builds.
 
-The flags are those of its configuration in late 2025 (05a6cb38, config/job_config.py), which names
-a model and a flavor of it.
+The flags are those of its release 0.2.2 (73a0e697, config/job_config.py), which names a model and a
+flavor of it. Later commits (from 9810191b on) refuse --model.name: a run is named by ``--module``
+and ``--config`` there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from axonn_tune.strategies.pipeline import cut_layers
 from axonn_tune.strategies.zero import Zero
 
 PROGRAM = ("python", "-m", "torchtitan.train")
-# Name and flavor of each model in torchtitan (models/*/__init__.py at 05a6cb38).
+# Name and flavor of each model in torchtitan (models/*/__init__.py at 73a0e697).
 MODELS = {
     "deepseek-v3": ("deepseek_v3", "671B"),
     "llama3-8b": ("llama3", "8B"),
@@ -34,7 +35,7 @@ _DEGREES = {
     EXPERT: "expert_parallel_degree",
 }
 _TO_FILL_IN = (
-    "Activate an environment in which python finds torchtitan of late 2025 (it has --model.name).",
+    "Activate an environment in which python finds torchtitan 0.2.2: later ones refuse the flags.",
     "It trains on c4_test with a tokenizer for tests: add --training.dataset and "
     "--model.hf_assets_path.",
 )
@@ -60,11 +61,14 @@ def flags(prediction: Prediction) -> list[str]:
         ("model", scenario.model.name, MODELS),
         ("dtype", job.dtype, _DTYPES),
         ("recompute", configuration.recompute, RECOMPUTES),
+        ("attention", job.attention, ("flash",)),
     ):
         if value not in allowed:
             raise InputError(
                 f"{what} is '{value}'; allowed with --framework torchtitan: {', '.join(allowed)}"
             )
+    if job.dropout:
+        raise InputError("--dropout: torchtitan's models have no dropout; leave it out")
     if engine.zero.reduces_once:
         raise InputError(
             "torchtitan reduces gradients in every micro-step; leave out --reduces-once, or take "

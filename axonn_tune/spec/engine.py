@@ -268,6 +268,8 @@ class MegatronProgram(SharedFacts):
     one_queue
         Whether all kernels wait in one queue where the GPU and the layout ask for it
         (`Gpu.one_queue`). The kernels of a CUDA graph wait only for what they need.
+    has_graph
+        Whether a CUDA graph holds a whole step (--cuda-graph-impl full_iteration).
     overlaps_transfers
         Whether a rank with several stages computes while its results travel to the next one
         (overlap_p2p_comm, schedules.py), unless all kernels of its GPU wait in one queue.
@@ -310,6 +312,7 @@ class MegatronProgram(SharedFacts):
     fp32_router: bool = False
     low_sums: tuple[str, ...] = ()
     one_queue: bool = True
+    has_graph: bool = False
     overlaps_transfers: bool = False
     lacks: tuple[str, ...] = ()
     aligns_gathers: bool = True

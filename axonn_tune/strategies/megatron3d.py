@@ -214,6 +214,8 @@ class Megatron3D:
         if model.experts is not None and self.splits_experts:
             reason = "experts' size not divisible by tensor"
             broken[reason] = model.experts.hidden_size % tensor != 0
+            # Asserted by TransformerConfig (d98e8a64).
+            broken["experts with biases split over tensor"] = model.experts.bias & (tensor > 1)
         if model.experts is not None and not self.sequence_parallel:
             broken["experts with tensor need sequence parallelism"] = tensor > 1
         if self.sequence_parallel:

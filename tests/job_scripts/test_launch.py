@@ -59,7 +59,7 @@ CASES = {
         "dgx-h100",
         "megatron",
         "tensor=2,data=32,expert=32",
-        {"split_experts": True, "global_batch": 512},
+        {"global_batch": 512},
     ),
     "fsdp2": ("20b", 64, "jean-zay", "zero3", "shard=64", {}),
     "fsdp2-hybrid": ("20b", 64, "perlmutter", "zero3", "shard=16,replica=4", {}),

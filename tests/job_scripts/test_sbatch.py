@@ -115,7 +115,8 @@ def test_blackwell_needs_no_order_of_kernels():
 
 def test_exchanges_beside_kernels_need_more_connections():
     switches = Switches(overlaps_experts=True)
-    script = script_of("megatron", model=with_experts(), switches=switches)
+    layout = "tensor=2,data=2,expert=2"
+    script = script_of("megatron", model=with_experts(), switches=switches, layout=layout)
     assert "\nexport CUDA_DEVICE_MAX_CONNECTIONS=32\n" in script
 
 
@@ -166,7 +167,11 @@ def test_megatron_knows_every_flag():
         {"recompute": "selective:mlp,layernorm", "model": llama},
         {"model": load_model("llama4-scout"), "layout": "data=4,expert=4"},
         {"model": load_model("gpt-oss-120b"), "layout": "data=4,expert=4"},
-        {"model": with_experts(), "switches": Switches(sends_once=True, overlaps_experts=True)},
+        {
+            "model": with_experts(),
+            "layout": "tensor=2,data=2,expert=2",
+            "switches": Switches(sends_once=True, overlaps_experts=True),
+        },
         {"model": with_experts(every=2, shared_hidden_size=8, shared_gate=True)},
     ]
     found = set()
@@ -206,7 +211,7 @@ def test_stages_of_unlike_length_are_written_as_a_layout():
 
 def test_a_written_layout_has_the_modules_of_multi_token_prediction():
     """Megatron-Core asserts that it has as many as --mtp-num-layers says."""
-    model = replace(MODEL, n_layers=5, mtp_modules=2)
+    model = replace(MODEL, n_layers=5, mtp_modules=2, position="rotary")
     case = {"model": model, "layout": "pipeline=2,data=2", "mtp_modules": 2}
     given = dict(flags_of(script_of("megatron", **case)))
     assert given["--pipeline-model-parallel-layout"] == "Ettt|ttmmL"

@@ -1,0 +1,78 @@
+"""What Megatron-LM refuses although it can be predicted: each rule with where it is asserted.
+
+Read in NVIDIA/Megatron-LM at d98e8a64; core_v0.16.1 and core_v0.19.0 assert the same.
+"""
+
+from __future__ import annotations
+
+from axonn_tune.errors import InputError
+from axonn_tune.spec.layout import EXPERT, PIPELINE
+from axonn_tune.spec.recomputation import recomputed_modules
+from axonn_tune.step.prediction import Prediction
+from axonn_tune.strategies.megatron3d import Megatron3D
+
+# --fp4-param-gather is not asked for.
+_LOW_WEIGHTS_UPDATED_ON_HOST = ("fp8-delayed", "nvfp4")
+
+_WITHIN_EXPERTS = {"expert_fc1", "moe_act"}
+
+
+def require_accepted(prediction: Prediction, strategy: Megatron3D) -> None:
+    """Raise InputError if Megatron-LM would end before the first step, and say what it accepts."""
+    scenario = prediction.scenario
+    job = scenario.job
+    if strategy.has_experts and strategy.overlaps_experts:
+        _require_overlap(prediction)
+    model = scenario.model
+    if job.mtp_modules and (model.position == "learned" or model.scaled_rotary):
+        raise InputError(
+            f"--mtp-modules {job.mtp_modules}: Megatron-LM predicts several tokens with rope or "
+            f"without positions only, and {model.name} has others; allowed: 0"
+        )
+    within = _WITHIN_EXPERTS & set(job.offload_modules.split(","))
+    if within and "moe" in recomputed_modules(prediction.configuration.recompute):
+        raise InputError(
+            f"--offload-modules {job.offload_modules}: Megatron-Core offloads nothing of experts "
+            f"that are recomputed as a whole; allowed: without {', '.join(sorted(within))}, or "
+            "without --recompute selective:moe"
+        )
+    may_store_low = job.precision in _LOW_WEIGHTS_UPDATED_ON_HOST
+    if job.offloads_optimizer and strategy.stores_low_weights(job) and not may_store_low:
+        raise InputError(
+            "--offload optimizer: Megatron-Core updates weights in 8 bits on the host with "
+            "--precision fp8-delayed only; allowed: --no-low-weights"
+        )
+
+
+def _require_overlap(prediction: Prediction) -> None:
+    """Raise InputError if exchanges of experts do not overlap (TransformerConfig)."""
+    recompute = prediction.configuration.recompute
+    if recompute.startswith("full") or "moe" in recomputed_modules(recompute):
+        raise InputError(
+            f"--overlaps-experts: Megatron-Core does not overlap with recompute {recompute}; "
+            "allowed: none, selective, modules but moe"
+        )
+    if prediction.layout.size(EXPERT) == 1:
+        raise InputError(
+            "--overlaps-experts: Megatron-Core overlaps exchanges between ranks with other experts "
+            f"only, and {prediction.layout} has none; allowed: --no-overlaps-experts, or a layout "
+            "with expert=2 or more"
+        )
+    if prediction.layout.size(PIPELINE) > 1 and prediction.configuration.n_virtual == 1:
+        raise InputError(
+            "--overlaps-experts: Megatron-Core does not overlap in a pipeline without virtual "
+            "stages; allowed: --virtual-stages 2 or more, or a layout with pipeline=1"
+        )
+
+
+def require_distributed_optimizer(strategy: Megatron3D, what: str, option: str) -> None:
+    """Raise InputError without the distributed optimizer.
+
+    OptimizerConfig asserts it with a precision-aware one, which offload and other types of moments
+    need.
+    """
+    if not strategy.distributed_optimizer:
+        raise InputError(
+            f"--no-distributed-optimizer: Megatron-Core {what} of its distributed optimizer only; "
+            f"leave out the one or {option}"
+        )
