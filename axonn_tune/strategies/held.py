@@ -134,7 +134,7 @@ def held(
     trace = Trace(list(model.uses(_n_blocks(model, rules))), rules, gathered_share)
     most_gradients = most = 0.0
     for use in trace.play():
-        # Half the gradient of a shared weight waits until the other half is added to it.
+        # The head's gradient of a shared weight waits until the embedding's is added to it.
         kept = shared * model.trained_embedding * (use.chain != FORWARD)
         gradients = bucket.buffer + kept + bucket.add(model.trained(use))
         if model.has_vector(use):
