@@ -339,8 +339,8 @@ class ZeroProgram(SharedFacts):
         Whether every rank keeps norms and biases whole. Each is gathered by itself after its
         update.
     live_elements
-        Number of elements of gathered weights that a rank holds at most. The head and the last
-        blocks that fit stay gathered until the backward pass; with 0 only the root does.
+        Number of elements of gathered weights from which a rank gathers nothing ahead. The head and
+        the last blocks that fit stay gathered until the backward pass; with 0 only the root does.
     forgets_embedding
         Whether the embedding does not count among these elements.
     reuse_elements

@@ -117,10 +117,13 @@ class ZeroMemory:
 
     @property
     def _held_bytes(self) -> Array:
-        """The bytes of whole gradients and of gathered weights that a rank holds, shape (C,)."""
+        """The bytes of whole gradients and of gathered weights that a rank holds, shape (C,).
+
+        An engine that limits gathered elements holds what `held` plays, others whole blocks.
+        """
         shapes, program = self.shapes, self.engine.zero
         element_bytes = shapes.job.element_bytes
-        if not (self.sharding.weights and program.live_elements) or shapes.model.experts:
+        if not (self.sharding.weights and program.live_elements):
             return self._held_gradients * element_bytes + self._held_weight_bytes
         crosses_nodes = shapes.table.size(self.sharding.reduced_over[-1]) > 1
         is_exchanged = self.quantised_gradients & crosses_nodes
@@ -179,28 +182,22 @@ class ZeroMemory:
     def _held_gradients(self) -> Size:
         """The number of whole gradients that a rank holds.
 
-        They are those of two blocks and an end, or what the engine lets it hold. Where weights are
-        whole, each gradient is copied to one of two buckets as soon as it is formed (DeepSpeed
-        0.19, runtime/zero/stage_1_and_2.py, setup_buckets).
+        They are those of two blocks and an end. Where weights are whole, each gradient is copied to
+        one of two buckets as soon as it is formed (DeepSpeed 0.19, runtime/zero/stage_1_and_2.py,
+        setup_buckets).
         """
-        bucket_elements = self.engine.zero.bucket_elements
         if not self.sharding.weights:
-            return np.full(len(self.shapes.table), 2.0 * bucket_elements)
+            return np.full(len(self.shapes.table), 2.0 * self.engine.zero.bucket_elements)
         _, block = self.units
-        of_two = 2.0 * block.trained + reduce(np.maximum, [end.trained for end in self.ends])
-        return np.maximum(of_two, np.minimum(bucket_elements, self._trained))
+        return 2.0 * block.trained + reduce(np.maximum, [end.trained for end in self.ends])
 
     @property
     def _held_weight_bytes(self) -> Array:
-        """The bytes of the gathered weights that a rank holds, shape (C,).
-
-        They are those of two blocks and the root, or what the engine lets it hold.
-        """
+        """The bytes of the gathered weights of two blocks and the root, shape (C,)."""
         job, program = self.shapes.job, self.engine.zero
         root, block = self.units
         two_blocks = 2.0 * block.parameters + root.parameters
-        held = np.maximum(two_blocks, np.minimum(program.live_elements, self._parameters))
-        nbytes = held * job.element_bytes - 2.0 * block.saved_bytes(job)
+        nbytes = two_blocks * job.element_bytes - 2.0 * block.saved_bytes(job)
         if self.transposes:
             n_transposed = block.count if program.keeps_transposed else 1
             nbytes = nbytes + n_transposed * block.low * job.operand_bytes
