@@ -261,7 +261,7 @@ other steps those of 128 thousand tokens and more would be predicted 12 to 23 % 
 *DeepSpeed*: Llama 3.1 8B on one to 32 H100 with optimizer states in the host's memory (arXiv
 2506.13996), nothing fitted. 160 thousand to 15 million tokens are met within 7 %: attention alone
 then runs at the rate of FlashAttention-2's own benchmark. They are the longest sequences that
-fitted, and are predicted to take 63 to 78 of 80 GiB. The three steps with 32 thousand tokens are
+fitted, and are predicted to take 62 to 77 of 80 GiB. The three steps with 32 thousand tokens are
 predicted 31 to 66 % too short. What is missing is as long with five times the tokens and half as
 long on four times the nodes, so that it is the host's work; why it takes 8 s on a node, where
 ZeRO-Offload's Adam would take one, is not known. *B200*: Megatron-Core on

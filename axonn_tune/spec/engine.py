@@ -346,8 +346,10 @@ class ZeroProgram(SharedFacts):
         Whether every rank keeps norms and biases whole. Each is gathered by itself after its
         update.
     live_elements
-        Number of elements of gathered weights that a rank holds at most. The head and the last
-        blocks that fit stay gathered until the backward pass; with 0 only the root does.
+        Number of elements of gathered weights from which a rank gathers nothing ahead. The head and
+        the last blocks that fit stay gathered until the backward pass; with 0 only the root does.
+    forgets_embedding
+        Whether the embedding does not count among these elements.
     reuse_elements
         Number of elements that are used between two uses of a matrix from which it is released
         after the first and gathered again for the second; 0 where what recomputation gathers stays
@@ -482,6 +484,7 @@ class ZeroProgram(SharedFacts):
     prefetch_elements: float = 0.0
     keeps_vectors: bool = False
     live_elements: float = 0.0
+    forgets_embedding: bool = False
     reuse_elements: float = 0.0
     gathers_each_use: bool = False
     quantises_copy: bool = False

@@ -10,10 +10,11 @@ Megatron-DeepSpeed: a block is recomputed before the backward pass enters it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, RECOMPUTE
 
 # Blocks of which the one in the middle is gathered as all are that lie far from both ends.
@@ -75,6 +76,15 @@ class FetchRules:
     prefetch_elements: float
 
 
+def module_sizes(model: Model) -> tuple[float, ...]:
+    """Return the elements of the matrices of a block's modules in order; 0 for a norm."""
+    norm = (0.0,)
+    attention = tuple(float(linear.parameters) for linear in model.attention_linears)
+    mlp = tuple(float(linear.parameters) for linear in model.mlp_linears)
+    between = () if model.shares_norm else norm
+    return (*norm, *attention, *between, *mlp)
+
+
 @lru_cache
 def backward_fetches(sizes: tuple[float, ...], rules: FetchRules) -> BackwardFetches:
     """Return what is gathered of a block that is recomputed, among many equal ones.
@@ -91,13 +101,13 @@ def backward_fetches(sizes: tuple[float, ...], rules: FetchRules) -> BackwardFet
     if 2.0 * sum(sizes) <= rules.reuse_elements:
         return FETCHED_ONCE
     uses = [
-        _Use(block, module, chain, sizes[module])
+        Use(block, module, chain, sizes[module])
         for block in range(_N_BLOCKS)
         for chain, order in ((RECOMPUTE, 1), (BACKWARD, -1))
         for module in range(len(sizes))[::order]
     ]
     gathers = [
-        gather for gather in _Trace(uses, rules).gathers() if gather[0].block == _N_BLOCKS // 2
+        gather for gather in Trace(uses, rules).gathers() if gather[0].block == _N_BLOCKS // 2
     ]
     again = [gather for gather in gathers if gather[0].chain == BACKWARD]
     again_elements = sum(use.elements for use, _, _ in again)
@@ -110,7 +120,7 @@ def backward_fetches(sizes: tuple[float, ...], rules: FetchRules) -> BackwardFet
 
 
 @dataclass(frozen=True)
-class _Use:
+class Use:
     """One use of a module, with its matrix unless it has no elements."""
 
     block: int
@@ -125,7 +135,7 @@ class _Use:
 
 
 # A matrix's use, the use at which its gather starts, and the number of matrices in that gather.
-_Gather = tuple[_Use, _Use, int]
+_Gather = tuple[Use, Use, int]
 
 
 def _early_elements(gathers: Sequence[_Gather], chain: str) -> float:
@@ -135,56 +145,106 @@ def _early_elements(gathers: Sequence[_Gather], chain: str) -> float:
     )
 
 
-class _Trace:
-    """A pass over the uses of matrices, which gathers and releases them."""
+@dataclass(eq=False)
+class _Message:
+    """A gather of some elements, and whether it was awaited."""
 
-    def __init__(self, uses: Sequence[_Use], rules: FetchRules) -> None:
+    elements: float
+    is_received: bool = False
+
+
+class Trace:
+    """A pass over the uses of matrices, which gathers and releases them.
+
+    Parameters
+    ----------
+    uses
+        The uses of modules, in order.
+    rules
+        When matrices are gathered and released.
+    message_share
+        Ratio of the bytes of a message to those of its matrices.
+    """
+
+    def __init__(self, uses: Sequence[Use], rules: FetchRules, message_share: float = 1.0) -> None:
         self._uses = uses
         self._rules = rules
+        self._message_share = message_share
         self._coming = deque((n, use) for n, use in enumerate(uses) if use.elements)
         self._gathered: set[tuple[int, int]] = set()
         self._seen_until: dict[tuple[int, int], int] = {}
         self._n_live = 0.0
+        self._messages: dict[tuple[int, int], _Message] = {}
         self._gathers: list[_Gather] = []
 
     def gathers(self) -> list[_Gather]:
         """Return the gathers of the whole pass."""
+        for _ in self.play():
+            pass
+        return self._gathers
+
+    @property
+    def held_elements(self) -> float:
+        """The elements of gathered weights that a rank holds now, in bytes of the weights.
+
+        A message of several matrices is there until the last of them is used, beside the copies of
+        all, which exist from the use of the first one; if it is quantised, so is its whole form
+        (0.19, runtime/zero/partition_parameters.py, AllGatherCoalescedHandle).
+        """
+        share = self._message_share
+        whole = 1.0 if share < 1.0 else 0.0
+        held = self._n_live
+        for message in set(self._messages.values()):
+            held += message.elements * (whole + share if message.is_received else share - 1.0)
+        return held
+
+    def play(self) -> Iterator[Use]:
+        """Yield each use at the moment at which it has what it needs, and more is under way."""
         for position, use in enumerate(self._uses):
             if use.elements:
                 self._gather([use], use)
+                self._await(use)
                 if self._seen_until.get(use.key, -1) < position:
                     self._pass_over()
             self._gather(self._ahead(), use)
+            yield use
             if use.elements and not self._stays(position, use):
                 self._gathered.discard(use.key)
                 self._n_live -= use.elements
-        return self._gathers
 
-    def _pass_over(self) -> _Use:
+    def _pass_over(self) -> Use:
         """Take the next use that lies ahead, and note that it is provided for."""
         position, use = self._coming.popleft()
         self._seen_until[use.key] = position
         return use
 
-    def _gather(self, wanted: Sequence[_Use], start: _Use) -> None:
+    def _gather(self, wanted: Sequence[Use], start: Use) -> None:
         """Gather what is not gathered yet."""
         missing = [use for use in wanted if use.key not in self._gathered]
+        message = _Message(sum(use.elements for use in missing))
         for use in missing:
             self._gathered.add(use.key)
             self._n_live += use.elements
+            self._messages[use.key] = message
             self._gathers.append((use, start, len(missing)))
 
-    def _ahead(self) -> list[_Use]:
+    def _await(self, use: Use) -> None:
+        """Wait for the message that brings a matrix, unless it was used since it was gathered."""
+        message = self._messages.pop(use.key, None)
+        if message is not None:
+            message.is_received = True
+
+    def _ahead(self) -> list[Use]:
         """Return what is gathered ahead; uses of gathered matrices are passed over."""
         room = min(self._rules.live_elements - self._n_live, self._rules.prefetch_elements)
-        ahead: list[_Use] = []
+        ahead: list[Use] = []
         while self._coming and sum(use.elements for use in ahead) < room:
             use = self._pass_over()
             if use.key not in self._gathered and use.key not in {each.key for each in ahead}:
                 ahead.append(use)
         return ahead
 
-    def _stays(self, position: int, use: _Use) -> bool:
+    def _stays(self, position: int, use: Use) -> bool:
         """Return whether a matrix stays: a later use was passed over, or is not far."""
         if self._seen_until[use.key] > position:
             return True

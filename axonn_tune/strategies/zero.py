@@ -43,6 +43,7 @@ from axonn_tune.strategies.fetches import (
     FetchRules,
     backward_fetches,
     fetched_each_time,
+    module_sizes,
 )
 from axonn_tune.strategies.fsdp2 import Fsdp2Memory, Kept
 from axonn_tune.strategies.pipeline import (
@@ -273,7 +274,17 @@ class Zero:
         transposes = self.gathers_low(job) and job.transposes_operands
         ends = list(self.ends(shapes, units[0]).values())
         sharing = self.shared_sequences(shapes)
-        memory = ZeroMemory(shapes, units, ends, sharding, self.engine, sharing, transposes)
+        memory = ZeroMemory(
+            shapes,
+            units,
+            ends,
+            sharding,
+            self.engine,
+            sharing,
+            transposes,
+            self.quantised_weights,
+            self.quantised_gradients,
+        )
         return memory.peak()
 
     def first_stage_memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
@@ -446,16 +457,12 @@ class Zero:
         program, model = self.engine.zero, shapes.model
         if shapes.recompute != "full":
             return FETCHED_ONCE
-        norm = (0.0,)
-        attention = tuple(float(linear.parameters) for linear in model.attention_linears)
-        mlp = tuple(float(linear.parameters) for linear in model.mlp_linears)
         if program.gathers_each_use:
-            return fetched_each_time((*attention, *mlp))
+            return fetched_each_time([linear.parameters for linear in model.block_linears])
         if not program.reuse_elements:
             return FETCHED_ONCE
         rules = FetchRules(program.live_elements, program.reuse_elements, program.prefetch_elements)
-        between = () if model.shares_norm else norm
-        return backward_fetches((*norm, *attention, *between, *mlp), rules)
+        return backward_fetches(module_sizes(model), rules)
 
     def _unit(
         self,

@@ -14,6 +14,8 @@ import numpy as np
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.context import ContextParallelism
+from axonn_tune.strategies.fetches import FetchRules, module_sizes
+from axonn_tune.strategies.held import BucketRules, HeldModel, held
 from axonn_tune.strategies.moved import (
     host_activations,
     largest_moved,
@@ -24,6 +26,8 @@ from axonn_tune.strategies.optimizer import host_copies, states_of
 from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.sharding import Sharding
 from axonn_tune.strategies.units import GatherUnit
+from axonn_tune.strategies.zero_communication import INT4_BYTES
+from axonn_tune.strategies.zero_gathers import INT8_BYTES
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +45,8 @@ class ZeroMemory:
         How ranks share sequences, if they do.
     transposes : bool
         Whether weights are gathered in a low format, and transposed for the backward pass.
+    quantised_weights, quantised_gradients : bool
+        Whether weights are gathered in INT8, and whether gradients travel in INT4 between nodes.
     """
 
     shapes: Shapes
@@ -50,6 +56,8 @@ class ZeroMemory:
     engine: Engine
     sharing: ContextParallelism
     transposes: bool
+    quantised_weights: bool = False
+    quantised_gradients: bool = False
 
     def peak(self) -> dict[str, Array]:
         """Return the peak bytes of a rank by term, each of shape (C,).
@@ -72,13 +80,12 @@ class ZeroMemory:
         layers, n_layers = range(shapes.model.n_layers), shapes.n_backward
         moved = moved_by_layers(shapes, layers, n_layers)
         left = n_layers * (shapes.saved_by_layers(saved, n_layers) - moved)
-        held_gradient_bytes = self._held_gradients * job.element_bytes
         return {
             "weights": self._weight_bytes,
             "gradients": self._trained * job.element_bytes / shapes.table.size(sharding.gradients),
             "optimizer_states": owned * states_of(job, self.engine.low_states).nbytes,
             **host_copies(job, self.engine.offload_in(job), owned),
-            "gathered_weights": held_gradient_bytes + self._held_weight_bytes,
+            "gathered_weights": self._held_bytes,
             **host_activations(job, n_layers * moved),
             "activations": left + shapes.residual_bytes,
             "working_set": working + largest_moved(shapes, layers),
@@ -109,35 +116,89 @@ class ZeroMemory:
         return shard_bytes + nbytes / table.size(self.sharding.copy)
 
     @property
+    def _held_bytes(self) -> Array:
+        """The bytes of whole gradients and of gathered weights that a rank holds, shape (C,).
+
+        An engine that limits gathered elements holds what `held` plays, others whole blocks.
+        """
+        shapes, program = self.shapes, self.engine.zero
+        element_bytes = shapes.job.element_bytes
+        if not (self.sharding.weights and program.live_elements):
+            return self._held_gradients * element_bytes + self._held_weight_bytes
+        crosses_nodes = shapes.table.size(self.sharding.reduced_over[-1]) > 1
+        is_exchanged = self.quantised_gradients & crosses_nodes
+        reduced, exchanged = (self._held(exchanges) for exchanges in (False, True))
+        return element_bytes * np.where(is_exchanged, exchanged, reduced)
+
+    def _held(self, exchanges: bool) -> Array:
+        """Return the elements of whole gradients and of gathered weights, shape (C,).
+
+        Parameters
+        ----------
+        exchanges
+            Whether gradients are quantised and exchanged.
+        """
+        program, job, model = self.engine.zero, self.shapes.job, self._held_model
+        live_elements = program.live_elements + program.forgets_embedding * model.embedding
+        rules = FetchRules(live_elements, program.reuse_elements, program.prefetch_elements)
+        bucket = BucketRules(
+            program.bucket_elements,
+            (program.reduced_element_bytes or job.element_bytes) / job.element_bytes,
+            exchanges * INT4_BYTES / job.element_bytes,
+        )
+        share = INT8_BYTES / job.element_bytes if self.quantised_weights else 1.0
+        most = held(model, rules, bucket, share)
+        return np.where(self._is_gathered, most.weights_and_gradients, most.gradients)
+
+    @property
+    def _held_model(self) -> HeldModel:
+        """The matrices of the model, as modules use them."""
+        model, job = self.shapes.model, self.shapes.job
+        root, block = self.units
+        vectors = tuple(linear.bias for linear in model.block_linears)
+        between = (True,) if not model.shares_norm else ()
+        n_attention = len(model.attention_linears)
+        head = 0.0 if model.tied_embeddings else float(model.head.parameters)
+        return HeldModel(
+            sizes=module_sizes(model),
+            has_vectors=(True, *vectors[:n_attention], *between, *vectors[n_attention:]),
+            n_blocks=model.n_layers,
+            embedding=float(root.gathered) - head,
+            head=head,
+            recomputes=self.shapes.recompute == "full",
+            trained_of_block=float(block.trained / block.parameters),
+            trained_embedding=float(job.trains_embedding),
+            trained_head=float(job.trains_head),
+        )
+
+    @property
+    def _is_gathered(self) -> np.ndarray:
+        """Whether a rank computes with copies of weights that it gathers, shape (C,)."""
+        offload = self.engine.offload_in(self.shapes.job)
+        comes_from_host = offload is not None and offload.weights
+        return (self.shapes.table.size(self.sharding.weights) > 1) | comes_from_host
+
+    @property
     def _held_gradients(self) -> Size:
         """The number of whole gradients that a rank holds.
 
-        They are those of two blocks and an end, or what the engine lets it hold. Where weights are
-        whole, each gradient is copied to one of two buckets as soon as it is formed (DeepSpeed
-        0.19, runtime/zero/stage_1_and_2.py, setup_buckets).
+        They are those of two blocks and an end. Where weights are whole, each gradient is copied to
+        one of two buckets as soon as it is formed (DeepSpeed 0.19, runtime/zero/stage_1_and_2.py,
+        setup_buckets).
         """
-        bucket_elements = self.engine.zero.bucket_elements
         if not self.sharding.weights:
-            return np.full(len(self.shapes.table), 2.0 * bucket_elements)
+            return np.full(len(self.shapes.table), 2.0 * self.engine.zero.bucket_elements)
         _, block = self.units
-        of_two = 2.0 * block.trained + reduce(np.maximum, [end.trained for end in self.ends])
-        return np.maximum(of_two, np.minimum(bucket_elements, self._trained))
+        return 2.0 * block.trained + reduce(np.maximum, [end.trained for end in self.ends])
 
     @property
     def _held_weight_bytes(self) -> Array:
-        """The bytes of the gathered weights that a rank holds, shape (C,).
-
-        They are those of two blocks and the root, or what the engine lets it hold.
-        """
+        """The bytes of the gathered weights of two blocks and the root, shape (C,)."""
         job, program = self.shapes.job, self.engine.zero
         root, block = self.units
-        offload = self.engine.offload_in(job)
-        comes_from_host = offload is not None and offload.weights
-        is_gathered = (self.shapes.table.size(self.sharding.weights) > 1) | comes_from_host
         two_blocks = 2.0 * block.parameters + root.parameters
-        held = np.maximum(two_blocks, np.minimum(program.live_elements, self._parameters))
-        nbytes = held * job.element_bytes - 2.0 * block.saved_bytes(job)
+        nbytes = two_blocks * job.element_bytes - 2.0 * block.saved_bytes(job)
         if self.transposes:
             n_transposed = block.count if program.keeps_transposed else 1
             nbytes = nbytes + n_transposed * block.low * job.operand_bytes
-        return np.where(is_gathered, nbytes, 0.0)
+        return np.where(self._is_gathered, nbytes, 0.0)

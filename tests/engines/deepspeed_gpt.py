@@ -36,7 +36,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A whole model without positions, with an embedding and a head of their own."""
+    """A whole model without positions.
+
+    A head that shares the embedding's weight is no module, as in Megatron-DeepSpeed.
+    """
 
     def __init__(self, spec, recompute, reentrant=False):
         super().__init__()
@@ -44,7 +47,8 @@ class GPT(nn.Module):
         self.embedding = nn.Embedding(spec.vocab_size, spec.hidden_size)
         self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.n_layers))
         self.norm = norm_of(spec)
-        self.head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
+        if not spec.tied_embeddings:
+            self.head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)
 
     def forward(self, ids):
         """Return the loss of tokens, shape (b, s), that stand for their own successors."""
@@ -54,8 +58,13 @@ class GPT(nn.Module):
                 stream = checkpoint(block, stream, use_reentrant=self.reentrant)
             else:
                 stream = block(stream)
-        logits = self.head(self.norm(stream))
+        logits = self._logits(self.norm(stream))
         return F.cross_entropy(logits.float().flatten(0, 1), ids.flatten())
+
+    def _logits(self, stream):
+        if hasattr(self, "head"):
+            return self.head(stream)
+        return F.linear(stream, self.embedding.weight)
 
 
 def norm_of(spec):

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from engines.deepspeed_gpt import GPT
 from engines.events import recorded
+from engines.live_tensors import LiveTensors
 
 from axonn_tune.runtime.released.deepspeed import import_deepspeed
 from axonn_tune.spec.layout import grid_layout
@@ -27,6 +28,37 @@ def recorded_deepspeed():
 
 def trained(spec, zero_settings, recompute, n_microsteps, n_steps, events, reentrant=False):
     """Train on this rank; return for each micro-step what is recorded in each of `PASSES`."""
+    engine, ids = started(spec, zero_settings, recompute, n_microsteps, reentrant)
+    events.clear()
+    microsteps = []
+    for _ in range(n_steps * n_microsteps):
+        loss = engine(ids)
+        forward = taken(events)
+        engine.backward(loss)
+        backward = taken(events)
+        engine.step()
+        microsteps.append(dict(zip(PASSES, (forward, backward, taken(events)), strict=True)))
+    engine.destroy()
+    return microsteps
+
+
+def most_live_bytes(spec, zero_settings, recompute, n_steps, least_bytes):
+    """Train on this rank; return the most bytes that the last step's passes made and held at once.
+
+    Tensors of less than `least_bytes` do not count. The first step records the order of modules.
+    """
+    engine, ids = started(spec, zero_settings, recompute, 1, reentrant=True)
+    for _ in range(n_steps - 1):
+        engine.backward(engine(ids))
+        engine.step()
+    with LiveTensors(least_bytes) as live:
+        engine.backward(engine(ids))
+    engine.destroy()
+    return live.most_bytes
+
+
+def started(spec, zero_settings, recompute, n_microsteps, reentrant):
+    """Return DeepSpeed's engine around a model, and the tokens on which it trains."""
     import deepspeed
 
     torch.manual_seed(0)
@@ -41,17 +73,7 @@ def trained(spec, zero_settings, recompute, n_microsteps, n_steps, events, reent
     }
     optimizer = torch.optim.AdamW(model.parameters())
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
-    events.clear()
-    microsteps = []
-    for _ in range(n_steps * n_microsteps):
-        loss = engine(ids)
-        forward = taken(events)
-        engine.backward(loss)
-        backward = taken(events)
-        engine.step()
-        microsteps.append(dict(zip(PASSES, (forward, backward, taken(events)), strict=True)))
-    engine.destroy()
-    return microsteps
+    return engine, ids
 
 
 def taken(events):

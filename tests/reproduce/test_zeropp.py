@@ -55,12 +55,12 @@ def test_models_with_the_same_rates_have_the_same_width():
 
 
 def test_both_logs_of_the_tutorial_are_met():
-    """The steps of ZeRO-3 and ZeRO++ are met within 8 %, and their memory within a seventh."""
+    """The steps of ZeRO-3 and ZeRO++ are met within 8 %, and their memory within a hundredth."""
     runs = [*zeropp_tutorial(load_published("zeropp_tutorial"), LOADERS)]
     errors = {(c.system, c.metric): c.error_fraction for c in compare_published(runs)}
     for system in ("DeepSpeed ZeRO-3", "ZeRO++"):
         assert abs(errors[system, "step_seconds"]) < 0.08
-        assert abs(errors[system, "allocated_gib"]) < 1 / 7
+        assert abs(errors[system, "allocated_gib"]) < 0.01
 
 
 def test_what_four_rates_say_of_gathers_holds_for_the_others():

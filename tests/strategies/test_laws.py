@@ -579,17 +579,30 @@ def test_vectors_that_are_kept_whole_are_gathered_once_a_step_each_alone(model):
 
 
 def test_deepspeed_holds_gathered_what_it_may():
-    block, root = zero_elements(MODEL)
-    whole = MODEL.n_layers * block + root
+    """The shared embedding is held all the time, and so is half its gradient in the end."""
+    block, largest = MODEL.block_matmul_parameters, 4 * 256**2
+    ends = (1024 + 128) * 256
 
-    def held(**facts):
-        strategy = zero3(by_matrix(**facts))
-        return memory_terms(strategy, MODEL, JOB, shard=16)["gathered_weights"] / JOB.element_bytes
+    def held(live_elements, bucket_elements=1.0, shard=16):
+        engine = by_matrix(
+            live_elements=live_elements,
+            prefetch_elements=1.0,
+            bucket_elements=bucket_elements,
+            keeps_vectors=True,
+        )
+        terms = memory_terms(zero3(engine), MODEL, JOB, 1, "full", shard=shard, replica=16 // shard)
+        return terms["gathered_weights"] / JOB.element_bytes
 
-    assert held() == 2 * (2 * block + root)
-    assert held(live_elements=1.0, bucket_elements=1.0) == held()
-    assert held(live_elements=3 * block + root) == held() + block
-    assert held(live_elements=1e15, bucket_elements=1e15) == 2 * whole
+    matrix_alone = ends + largest + 1.0
+    assert held(1.0) == ends + largest + matrix_alone
+    assert held(1.0, shard=1) == matrix_alone
+    for n_blocks in (1, 2, 3):
+        limit = ends + n_blocks * block
+        assert limit + ends < held(limit) <= limit + largest + matrix_alone
+    everything = MODEL.n_layers * block + ends
+    assert held(1e15) == everything + matrix_alone
+    # All gradients of blocks are copied once more when they leave the bucket.
+    assert held(1.0, 1e9) == 1e9 + 2 * (ends + largest)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
