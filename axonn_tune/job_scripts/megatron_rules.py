@@ -58,8 +58,8 @@ def _require_captured(job: Job, recompute: str) -> None:
     modules = {"core_attn"} if recompute == "selective" else recomputed_modules(recompute)
     if job.dropout and modules & _WITH_DROPOUT:
         raise InputError(
-            "--dropout: Megatron-Core draws no random numbers again in a CUDA graph, and recompute is "
-            f"{recompute}; allowed: none, full, or --engine megatron-core"
+            "--dropout: Megatron-Core draws no random numbers again in a CUDA graph, and "
+            f"recompute is {recompute}; allowed: none, full, or --engine megatron-core"
         )
 
 
