@@ -6,6 +6,7 @@ Read in NVIDIA/Megatron-LM at d98e8a64; core_v0.16.1 and core_v0.19.0 assert the
 from __future__ import annotations
 
 from axonn_tune.errors import InputError
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.recomputation import recomputed_modules
 from axonn_tune.step.prediction import Prediction
@@ -14,6 +15,7 @@ from axonn_tune.strategies.megatron3d import Megatron3D
 # --fp4-param-gather is not asked for.
 _LOW_WEIGHTS_UPDATED_ON_HOST = ("fp8-delayed", "nvfp4")
 
+_WITH_DROPOUT = {"core_attn", "mlp", "moe"}
 _WITHIN_EXPERTS = {"expert_fc1", "moe_act"}
 
 
@@ -41,6 +43,23 @@ def require_accepted(prediction: Prediction, strategy: Megatron3D) -> None:
         raise InputError(
             "--offload optimizer: Megatron-Core updates weights in 8 bits on the host with "
             "--precision fp8-delayed only; allowed: --no-low-weights"
+        )
+    if strategy.engine.megatron.has_graph:
+        _require_captured(job, prediction.configuration.recompute)
+
+
+def _require_captured(job: Job, recompute: str) -> None:
+    """Raise InputError if a CUDA graph of a whole step does not hold the step."""
+    if job.offload_modules:
+        raise InputError(
+            f"--offload-modules {job.offload_modules}: Megatron-Core offloads no modules in a CUDA "
+            "graph of a whole step without further options; allowed: --engine megatron-core"
+        )
+    modules = {"core_attn"} if recompute == "selective" else recomputed_modules(recompute)
+    if job.dropout and modules & _WITH_DROPOUT:
+        raise InputError(
+            "--dropout: Megatron-Core draws no random numbers again in a CUDA graph, and "
+            f"recompute is {recompute}; allowed: none, full, or --engine megatron-core"
         )
 
 

@@ -76,6 +76,26 @@ def test_a_graph_of_a_step_is_asked_for_with_the_connections_that_are_asserted(l
 
 
 @pytest.mark.parametrize(
+    ("options", "culprit"),
+    [
+        (
+            {"offload_modules": "core_attn,attn_proj"},
+            "offloads no modules in a CUDA graph of a whole step",
+        ),
+        ({"dropout": True, "recompute": "selective"}, "again in a CUDA graph, and recompute is se"),
+        ({"dropout": True, "recompute": "selective:mlp"}, "allowed: none, full, or --engine meg"),
+    ],
+)
+def test_a_graph_of_a_step_takes_only_what_it_can_hold(options, culprit):
+    given = ("llama3-8b", 16, "tensor=2,data=8")
+    with pytest.raises(InputError, match=culprit):
+        script_of(*given, engine="megatron-core-graphs", **options)
+    assert script_of(*given, **options)
+    full = {"dropout": True, "recompute": "full"}
+    assert "--cuda-graph-impl" in script_of(*given, engine="megatron-core-graphs", **full)
+
+
+@pytest.mark.parametrize(
     ("dtype", "engine", "flag"),
     [
         ("fp16", "megatron-core", "--accumulate-allreduce-grads-in-fp32"),
