@@ -70,6 +70,7 @@ def test_engines_that_offload_are_listed(said):
     torchtitan = {f"torchtitan{end}" for end in ("", "-2025", "-2024", "-2024-eager")}
     others = {
         "deepspeed",
+        "deepspeed-2023",
         "deepspeed-alst",
         "deepspeed-eager",
         "fsdp2",
