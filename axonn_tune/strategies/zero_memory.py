@@ -163,10 +163,10 @@ class ZeroMemory:
             sizes=module_sizes(model),
             has_vectors=(True, *vectors[:n_attention], *between, *vectors[n_attention:]),
             n_blocks=model.n_layers,
-            embedding=float(root.gathered) - head,
+            embedding=_of_all(root.gathered) - head,
             head=head,
             recomputes=self.shapes.recompute == "full",
-            trained_of_block=float(block.trained / block.parameters),
+            trained_of_block=_of_all(block.trained) / _of_all(block.parameters),
             trained_embedding=float(job.trains_embedding),
             trained_head=float(job.trains_head),
         )
@@ -202,3 +202,8 @@ class ZeroMemory:
             n_transposed = block.count if program.keeps_transposed else 1
             nbytes = nbytes + n_transposed * block.low * job.operand_bytes
         return np.where(self._is_gathered, nbytes, 0.0)
+
+
+def _of_all(size: Size) -> float:
+    """Return the size that all candidates have, since DeepSpeed splits no layer."""
+    return float(np.max(size))

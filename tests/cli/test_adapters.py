@@ -59,6 +59,13 @@ def test_tables_say_what_is_trained(capsys):
     assert text + "2.5 samples in each sequence" in out
 
 
+@pytest.mark.parametrize("strategy", ["zero3", "zeropp"])
+def test_deepspeed_predicts_adapters(capsys, strategy):
+    engine = ["--strategy", strategy, "--engine", "deepspeed"]
+    found = document_of(capsys, "suggest", *JOB, *engine, "--lora-rank", "16", "--micro-batch", "1")
+    assert found["results"]
+
+
 @pytest.mark.slow
 def test_every_strategy_predicts_adapters(capsys):
     words = ["--lora-rank", "16", "--every-strategy", "--micro-batch", "1", "--recompute", "none"]

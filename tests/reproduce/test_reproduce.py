@@ -325,6 +325,11 @@ def is_llm_foundry_of_a_fit(row):
     return is_on_a_node_of_a100 or row["machine"] == "dgx-h100"
 
 
+def is_of_gathers_that_hide_nowhere(row):
+    """The four rates from which a switch of DeepSpeed 0.10 is known."""
+    return row["machine"] == "dgx2-4ib" and row["run"].startswith("138B")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["axonn", "zero3", "zeropp"])
 def test_a_record_follows_from_the_rows_that_users_see(reproduction, strategy):
@@ -338,6 +343,7 @@ def test_a_record_follows_from_the_rows_that_users_see(reproduction, strategy):
         and row["predicted"] is not None
         and (row["system"], row["machine"], row["source"].split()[0]) not in fitted
         and not is_llm_foundry_of_a_fit(row)
+        and not is_of_gathers_that_hide_nowhere(row)
     ]
     records = [r for r in load_track_records().records if r.strategy == strategy]
     assert sum(r.n_runs for r in records) == len(ratios)
