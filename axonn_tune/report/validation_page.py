@@ -343,8 +343,8 @@ messages of 6 KB may be slower than those of 14 KB at which DeepEP was measured.
 tensor parallelism (KempnerInstitute/KempnerForge, MIT), nothing fitted. Its nodes have four GPUs
 and InfiniBand of 400 Gbit/s; that two GPUs share an adapter is assumed after the rates in a trace,
 which is no row. Boards of four GPUs have no switch, so that a pair shares a third of its links. The
-two steps whose tensor groups are pairs are predicted 5 and 11 % too fast, and the others are met
-within 6 %. Their memory is met within 14 %.
+two steps whose tensor groups are pairs are predicted 4 and 11 % too fast, and the others are met
+within 8 %. Their memory is met within 14 %.
 *nanotron*: layouts of tensor, pipeline and data parallelism on H100 from the Ultra-Scale Playbook
 (Apache-2.0); two numbers of its engine are fitted to the steps of 1B on up to 16 nodes, which also
 show that a stage closes when it has exactly its share of the products. Its copies and its gate are

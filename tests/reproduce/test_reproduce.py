@@ -47,6 +47,7 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
 from axonn_tune.strategies.axonn4d import Axonn4D
 
+ROOT = Path(__file__).parents[2]
 LOADERS = Loaders(load_model, load_machine, load_engine)
 
 
@@ -56,7 +57,7 @@ def of_system(reproduction, system):
 
 @pytest.mark.slow
 def test_validation_page_is_up_to_date(reproduction):
-    page = Path(__file__).parents[2] / "docs" / "validation.md"
+    page = ROOT / "docs" / "validation.md"
     machines = [load_machine(name) for name in list_machines()]
     engines = [load_engine(name) for name in list_engines()]
     written = reproduction_markdown(reproduction, machines, engines)
@@ -375,6 +376,19 @@ def test_the_tables_of_text_fit_a_hundred_characters(reproduction):
     assert "near: mean %" in text and "predicted not to fit" in text
 
 
+def test_the_readme_counts_the_numbers_that_were_fitted_to_steps():
+    files = [*(ROOT / "hardware_profiles").glob("*.yaml"), *(ROOT / "axonn_tune/engines").glob("*")]
+    text = "".join(path.read_text() for path in sorted(files))
+    sources = re.findall(r'origin: fitted,?\s+source: "([^"]+)"', text)
+    assert len(sources) == text.count("origin: fitted")
+    # An engine may take over the number of another; dispatches of tokens are no steps.
+    of_steps = [text for text in sources if not re.match("as in nemo|.*dispatches", text)]
+    assert len(of_steps) == 15
+    assert (
+        "[fifteen numbers](docs/validation.md#free-parameters)" in (ROOT / "README.md").read_text()
+    )
+
+
 # What the README says of some systems: the words after the figure.
 README_FIGURES = {
     r"for 133 steps of\s+FSDP": "FSDP of llm-foundry",
@@ -387,7 +401,7 @@ README_FIGURES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("words", README_FIGURES)
 def test_the_readme_states_the_errors_of_today(reproduce_command, words):
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
     errors = [
         abs(float(row["error_fraction"]))
         for row in csv.DictReader(io.StringIO(reproduce_command.csv))
