@@ -10,7 +10,6 @@ from axonn_tune.report.phrases import (
     interval_text,
     model_on_gpus,
     percent,
-    signed_percent,
 )
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, flat_record, record
 from axonn_tune.report.table import fitted_table
@@ -55,8 +54,9 @@ def _conclusion(result: WhatIf) -> str:
 
 
 def _change(prediction: Prediction, before: Prediction) -> str:
-    """Return by how much a step differs from the former best one."""
-    return f"{signed_percent(prediction.step_seconds / before.step_seconds - 1.0)} %"
+    """Return how much more or less time a step takes than the former best one."""
+    change = prediction.step_seconds / before.step_seconds - 1.0
+    return f"{percent(abs(change))} % {'less' if change < 0.0 else 'more'} time"
 
 
 def _row(title: str, best: Prediction) -> list[Any]:

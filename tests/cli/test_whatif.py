@@ -10,6 +10,11 @@ from command_line import assert_refused, run_cli
 JOB = ["--gpus", "64", "--model", "5b", "--global-batch", "128", "--recompute", "full"]
 
 
+def change_text(ratio):
+    """Return how a step is said to differ from another one."""
+    return f"{100 * abs(ratio - 1):.1f} % {'less' if ratio < 1 else 'more'} time"
+
+
 @pytest.mark.slow
 def test_what_if_says_what_changes(capsys):
     settings = ["--set", "gpu=h200", "--set", "inter_node.bandwidth=2x"]
@@ -17,7 +22,7 @@ def test_what_if_says_what_changes(capsys):
     _, as_json, _ = run_cli(capsys, "whatif", *JOB, *settings, "--format", "json")
     found = json.loads(as_json)
     before, after = (found["what_if"][which]["step_seconds"] for which in ("before", "after"))
-    assert f"The best step takes {100 * (after / before - 1):+.1f} %" in out and "of 140" in out
+    assert f"The best step takes {change_text(after / before)}" in out and "of 140" in out
     assert f"{before:.3f}" in out and f"{after:.3f}" in out
     assert found["influences"] == [] and found["settings"] == settings[1::2]
     _, table, _ = run_cli(capsys, "whatif", *JOB, *settings, "--format", "csv")
@@ -46,8 +51,7 @@ def test_what_changes_is_named_and_both_changes_are_of_the_former_step(capsys, s
     )
     assert (before["grid"] == after["grid"]) == (changes == "configuration")
     change, of_kept = (
-        f"{100 * (each['step_seconds'] / before['step_seconds'] - 1):+.1f} %"
-        for each in (after, kept)
+        change_text(each["step_seconds"] / before["step_seconds"]) for each in (after, kept)
     )
     _, out, _ = run_cli(capsys, "whatif", *job)
     assert (
