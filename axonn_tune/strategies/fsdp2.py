@@ -22,8 +22,9 @@ from typing import NamedTuple
 import numpy as np
 
 from axonn_tune.spec.blocks import Block
-from axonn_tune.spec.engine import ZeroProgram, value_or
+from axonn_tune.spec.facts import value_or
 from axonn_tune.spec.plan import Array, Size
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.strategies.adapters import adapter_shape
 from axonn_tune.strategies.context import ContextParallelism
 from axonn_tune.strategies.experts import ExpertShapes, experts_of, saved_at_inner_widths

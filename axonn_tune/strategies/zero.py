@@ -22,12 +22,13 @@ from functools import partial
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import ALL_GATHER, IDEAL, RING, ULYSSES, Engine
+from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, PIPELINE, TENSOR, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.offload import LAYER_INPUTS, LAYERS
 from axonn_tune.spec.plan import Array, StepPlan
+from axonn_tune.spec.programs import ALL_GATHER, RING, ULYSSES
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.context import (
     ContextParallelism,

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from axonn_tune.spec import names
-from axonn_tune.spec.engine import OffloadProgram, ZeroProgram
+from axonn_tune.spec.engine import OffloadProgram
 from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.layout import EXPERT
 from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
 from axonn_tune.spec.plan import FROM_HOST, Array, Size
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.strategies.async_tensor import AsyncTensorParallel
 from axonn_tune.strategies.attention import copied_heads
 from axonn_tune.strategies.communication import Weight

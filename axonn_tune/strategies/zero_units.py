@@ -8,9 +8,9 @@ from functools import cached_property
 
 import numpy as np
 
-from axonn_tune.spec.engine import ZeroProgram
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS
 from axonn_tune.spec.plan import Size
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.experts import stored_experts
 from axonn_tune.strategies.fetches import (
