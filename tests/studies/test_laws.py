@@ -23,8 +23,9 @@ from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3
 from axonn_tune.studies.compare import compare, rankings
 from axonn_tune.studies.parameters import parameters, with_gpu, with_settings
+from axonn_tune.studies.run_plan import meet_deadline
 from axonn_tune.studies.scaling import efficiencies, scale
-from axonn_tune.studies.training_run import Failures, meet_deadline, training_run
+from axonn_tune.studies.training_run import Failures, training_run
 from axonn_tune.studies.whatif import Influence, influences, what_if
 
 approx = partial(pytest.approx, rel=1e-9)
