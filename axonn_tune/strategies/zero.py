@@ -267,8 +267,7 @@ class Zero:
         sharing = self.shared_sequences(shapes)
         memory = ZeroMemory(
             shapes,
-            units.all,
-            list(units.ends.values()),
+            units,
             sharding,
             self.engine,
             sharing,
@@ -300,8 +299,7 @@ class Zero:
         sharding, element_bytes = self.sharding, self.kept_element_bytes(shapes.job)
         kept = Kept(sharding.weights, element_bytes, self.keeps_blocks, sharding.reduced_once)
         sharing = self.shared_sequences(shapes)
-        program, ends = self.engine.zero, units.wrapped_ends
-        return Fsdp2Memory(shapes, units.all, ends, program, kept, sharing)
+        return Fsdp2Memory(shapes, units, self.engine.zero, kept, sharing)
 
     def kept_element_bytes(self, job: Job) -> float:
         """Return the bytes of an element of the shards of gradients: torch's are in fp32."""
