@@ -386,13 +386,13 @@ def test_counts_that_are_tried_are_whole_nodes_of_powers_of_two_and_halfway(per_
         least = max(at_peak, per_node)
         most = n_nodes * per_node if n_nodes else 2**22
         shapes = {2**k for k in range(30)} | {3 * 2**k for k in range(30)} | {1}
-        regular = [n for n in sorted(shapes) if n % per_node == 0 and least <= n <= most]
+        regular = [per_node * n for n in sorted(shapes) if least <= per_node * n <= most]
         # None is left out below 64 times the least, and none is far above.
         tried = list(dict.fromkeys(tried))
         assert tried == regular[: len(tried)]
         left = regular[len(tried) :]
         assert not left or left[0] > 64 * least
-        assert tried[-1] <= 2 ** math.ceil(math.log2(64 * least))
+        assert tried[-1] <= per_node * 2 ** math.ceil(math.log2(64 * least / per_node))
     with pytest.raises(InputError, match="even at their peak"):
         meet_deadline(
             replace_nodes(search, 2), tokens, flops / (300e12 * (2 * per_node + 0.5)), iter
