@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import Engine, ZeroProgram
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import AXES, ORDERS, grid_layout
 from axonn_tune.spec.machine import (
@@ -22,6 +22,7 @@ from axonn_tune.spec.machine import (
     Tile,
 )
 from axonn_tune.spec.model import RECOMPUTES, Model
+from axonn_tune.spec.programs import ZeroProgram
 
 
 def llama(**sizes):

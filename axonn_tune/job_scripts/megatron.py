@@ -13,10 +13,11 @@ from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import N_STEPS, Start
 from axonn_tune.job_scripts.megatron_model import model_flags
 from axonn_tune.job_scripts.megatron_rules import require_accepted, require_distributed_optimizer
-from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES, ULYSSES_RING, Engine
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.plan import FLASH_ATTENTION
+from axonn_tune.spec.programs import ALL_GATHER, RING, ULYSSES, ULYSSES_RING
 from axonn_tune.spec.recomputation import is_partial, recomputed_modules
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.schedule import ONE_F_ONE_B

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to, numbers
-from axonn_tune.spec.engine import RING, Engine
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.programs import RING
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.strategy import Strategy
 from axonn_tune.strategies.megatron3d import Megatron3D, megatron_of

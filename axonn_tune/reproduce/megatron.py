@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, fp16_job, gpt, held_to, numbers
 from axonn_tune.search.search import Search
-from axonn_tune.spec.engine import Engine, MegatronProgram
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import Megatron3D, megatron_of
 

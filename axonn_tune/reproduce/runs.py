@@ -8,11 +8,12 @@ from functools import cache
 from typing import TypeAlias
 
 from axonn_tune.search.search import Constraints, Search
-from axonn_tune.spec.engine import Engine, MegatronProgram
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import CONTEXT, EXPERT, PIPELINE, TENSOR
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.spec.scenario import Scenario
 
 # A row of a published table: texts by name of their column.

@@ -11,7 +11,7 @@ import numpy as np
 
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.candidates import CandidateTable, Ints, Placements
-from axonn_tune.spec.engine import value_or
+from axonn_tune.spec.facts import value_or
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.learned import Learned

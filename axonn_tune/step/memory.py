@@ -8,13 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable
-from axonn_tune.spec.engine import (
-    HELD_BACK,
-    HOST_ACTIVATIONS,
-    HOST_COPIES,
-    QUEUED,
-    WORKSPACES,
-)
+from axonn_tune.spec.engine import HELD_BACK, HOST_ACTIVATIONS, HOST_COPIES, QUEUED, WORKSPACES
 from axonn_tune.spec.normal import NORMAL_90
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.scenario import Scenario

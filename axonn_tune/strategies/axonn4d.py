@@ -25,11 +25,12 @@ from functools import partial
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import BUCKETS, IDEAL, Engine
+from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import AXES, AXONN_AXES, PIPELINE, Axes
 from axonn_tune.spec.model import VOCABULARY_MULTIPLE, Model
 from axonn_tune.spec.plan import Array, StepPlan
+from axonn_tune.spec.programs import BUCKETS
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.axonn_communication import AxonnCommunication

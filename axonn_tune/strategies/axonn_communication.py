@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from axonn_tune.spec import names
-from axonn_tune.spec.engine import BUCKETS, WHOLE
 from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Array, Size
+from axonn_tune.spec.programs import BUCKETS, WHOLE
 from axonn_tune.strategies.axonn_memory import (
     BACKWARD_ORDER,
     GRADIENT_BYTES,

@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable
-from axonn_tune.spec.engine import AxonnProgram, value_or
+from axonn_tune.spec.facts import value_or
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array
+from axonn_tune.spec.programs import AxonnProgram
 from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.context import ContextParallelism
 from axonn_tune.strategies.shapes import (

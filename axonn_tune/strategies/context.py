@@ -20,12 +20,12 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import Placements
-from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES, ULYSSES_RING
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import CONTEXT
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array, Attention, Size
+from axonn_tune.spec.programs import ALL_GATHER, RING, ULYSSES, ULYSSES_RING
 from axonn_tune.strategies.attention import attention_name, of_samples, whole_attention
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes

@@ -14,7 +14,7 @@ for the largest amount of each stream.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -22,14 +22,16 @@ from typing import NamedTuple
 import numpy as np
 
 from axonn_tune.spec.blocks import Block
-from axonn_tune.spec.engine import ZeroProgram, value_or
+from axonn_tune.spec.facts import value_or
 from axonn_tune.spec.plan import Array, Size
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.strategies.adapters import adapter_shape
 from axonn_tune.strategies.context import ContextParallelism
 from axonn_tune.strategies.experts import ExpertShapes, experts_of, saved_at_inner_widths
 from axonn_tune.strategies.optimizer import N_MOMENTS
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 from axonn_tune.strategies.units import GatherUnit
+from axonn_tune.strategies.zero_units import ZeroUnits
 
 # The backward pass of torch's loss holds three tensors of the size of the logits: the logarithm of
 # the softmax, its gradient and the gradient of the logits. The logits themselves are freed by then.
@@ -105,17 +107,14 @@ class Fsdp2Memory:
 
     Attributes
     ----------
-    units : sequence of GatherUnit
-        The root (embedding, final norm and head), then the units of a block.
-    wrapped : mapping of str to GatherUnit
-        The units of head and embedding where these have their own; else empty.
+    units : ZeroUnits
+        The units of its weights.
     sharing : ContextParallelism
         How ranks share sequences, for what attention of one block saves and receives.
     """
 
     shapes: Shapes
-    units: Sequence[GatherUnit]
-    wrapped: Mapping[str, GatherUnit]
+    units: ZeroUnits
     program: ZeroProgram
     kept: Kept
     sharing: ContextParallelism
@@ -157,11 +156,11 @@ class Fsdp2Memory:
         last : bool
             Whether the stage has the head.
         """
-        shapes, block, root = self.shapes, self._block, self._root
-        n_layers = self._in_block[0].count
+        shapes, block, root = self.shapes, self._block, self.units.root
+        n_layers = self.units.in_block[0].count
         element, message = shapes.element_bytes, self.program.message_bytes(shapes.element_bytes)
         one_each = np.ones(len(shapes.table))
-        sums_bytes = sum(unit.all_trained for unit in self.units) * message
+        sums_bytes = sum(unit.all_trained for unit in self.units.all) * message
         whole = n_layers * block.parameters + self._is_copied(root) * root.parameters
         working = np.maximum(
             block.in_activation + _gradient_elements(shapes, "down") * element,
@@ -187,28 +186,18 @@ class Fsdp2Memory:
         at_end = reducing | {"activations": nothing, "working_set": nothing}
         return _largest([in_backward, at_end])
 
-    @property
-    def _root(self) -> GatherUnit:
-        """The unit of embedding, final norm and head."""
-        return self.units[0]
-
-    @property
-    def _in_block(self) -> Sequence[GatherUnit]:
-        """The units of a block."""
-        return self.units[1:]
-
     @cached_property
     def _stored(self) -> Array:
         """The bytes of a rank's shards of all gradients as they are stored, shape (C,)."""
-        root = self._root
+        root = self.units.root
         of_root = self._shard_bytes(root, root.trained * self.kept.stored_element_bytes)
-        return of_root + self._in_block[0].n_trained * self._block.gradient_bytes
+        return of_root + self.units.in_block[0].n_trained * self._block.gradient_bytes
 
     @cached_property
     def _weight_bytes(self) -> Array:
         """The bytes of a rank's shards of all weights, shape (C,)."""
         nbytes = np.zeros(len(self.shapes.table))
-        for unit in self.units:
+        for unit in self.units.all:
             whole = unit.all_bytes(self.shapes.job, self.kept.stored_element_bytes)
             nbytes = nbytes + self._shard_bytes(unit, whole)
         return nbytes
@@ -240,7 +229,7 @@ class Fsdp2Memory:
             in_activation = np.maximum(in_activation, dropped + _mlp_bytes(shapes, kind))
         parameters: Size = 0.0
         trained: Size = 0.0
-        for unit in self._in_block:
+        for unit in self.units.in_block:
             is_copied = self._is_copied(unit)
             parameters = parameters + is_copied * unit.whole_bytes(job) / shapes.element_bytes
             trained = trained + is_copied * unit.trained
@@ -360,13 +349,14 @@ class Fsdp2Memory:
         sends = 0.0 if self.kept.gradients else self._accumulates
         head = _gradient_elements(self.shapes, "head")
         formed = head * (ratio + max(ratio, 1.0)) if in_pieces else head
-        if not self.wrapped:
-            root = self._root
+        wrapped = self.units.wrapped_ends
+        if not wrapped:
+            root = self.units.root
             before = sends * root.trained * ratio
             held = root.parameters + (0.0 if in_pieces else head)
             at_last = root.parameters + self._n_vocabulary_gradients * head
             return _Ends(root.parameters, formed, held, before, before, at_last, root.parameters)
-        unit, embedding = self.wrapped["head"], self.wrapped["embedding"]
+        unit, embedding = wrapped["head"], wrapped["embedding"]
         is_trained = self.shapes.job.trains_embedding
         return _Ends(
             weights=unit.parameters,
@@ -392,7 +382,7 @@ class Fsdp2Memory:
         """The elements of whole gradients of earlier micro-steps, if none of these reduced them."""
         if not self.kept.gradients:
             return 0.0
-        whole = self.shapes.n_backward * self._block.trained + self._root.trained
+        whole = self.shapes.n_backward * self._block.trained + self.units.root.trained
         return self._accumulates * self._message_ratio * whole
 
     @property

@@ -22,13 +22,15 @@ from functools import partial
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import HELD_BACK, IDEAL, QUEUED, RING, Engine, value_or
+from axonn_tune.spec.engine import HELD_BACK, IDEAL, QUEUED, Engine
+from axonn_tune.spec.facts import value_or
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, PIPELINE, TENSOR, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.offload import OFFLOAD_MODULES
 from axonn_tune.spec.plan import Array, Size, StepPlan
 from axonn_tune.spec.precision import EIGHT_BITS, FULL
+from axonn_tune.spec.programs import RING
 from axonn_tune.spec.recomputation import MODULES
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B
 from axonn_tune.spec.stage_layout import layers_of_stages

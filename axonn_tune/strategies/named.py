@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import require_choice
-from axonn_tune.spec.engine import BUCKETS, CONTEXT_KINDS, IDEAL, Engine
+from axonn_tune.spec.engine import IDEAL, Engine
+from axonn_tune.spec.programs import BUCKETS, CONTEXT_KINDS
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, SCHEDULES, ZB_H1
 from axonn_tune.spec.stage_layout import layers_of_stages
 from axonn_tune.spec.strategy import Strategy

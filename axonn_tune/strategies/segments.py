@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from axonn_tune.spec.engine import MemoryForm, value_or
+from axonn_tune.spec.engine import MemoryForm
+from axonn_tune.spec.facts import value_or
 from axonn_tune.spec.plan import Array
 from axonn_tune.strategies.shapes import Shapes
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from axonn_tune.spec.blocks import Linear
 from axonn_tune.spec.candidates import CandidateTable
-from axonn_tune.spec.engine import IDEAL, MemoryForm, value_or
+from axonn_tune.spec.engine import IDEAL, MemoryForm
+from axonn_tune.spec.facts import value_or
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.model import Model, Product

@@ -36,18 +36,13 @@ class StagedCommunication(ZeroCommunication):
 
     def _share(self, chain: str, unit: GatherUnit) -> Size:
         """Return the share of a chain's units that are gathered."""
-        if unit.name.startswith(self._head.name):
+        if unit.name.startswith(self.units.head.name):
             return 1.0
         return 1.0 if self.sync and chain == FORWARD else 0.0
 
-    @cached_property
-    def _head(self) -> GatherUnit:
-        """Final norm and head, which the last stage gathers for each loss in pieces."""
-        return self.options.head_unit(self.shapes)
-
     def _unit_of(self, layer: str) -> GatherUnit:
         """Return the unit of the embedding or of the head."""
-        return self._head if layer == "head" else self._root
+        return self.units.head if layer == "head" else self.units.root
 
     def _sum_pieces(self, host: HostProgram) -> None:
         """Add the pieces' gradients of the head, and reduce their sum for each micro-batch.
@@ -56,7 +51,7 @@ class StagedCommunication(ZeroCommunication):
         components/loss.py, ChunkedLossWrapper), whatever the pipeline has switched off.
         """
         self._add_pieces(host)
-        head, (group,) = self._head, self._sharding.reduced_over
+        head, (group,) = self.units.head, self._sharding.reduced_over
         size = self.shapes.table.size(group)
         name = names.unit_gradient(head.name, group)
         nbytes = np.full(len(self.shapes.table), head.trained * self._message_element)
@@ -77,7 +72,7 @@ class StagedCommunication(ZeroCommunication):
         (group,), replicas = self._sharding.reduced_over, self._sharding.replicas
         size = table.size(group)
         reduced = []
-        for unit in self.units:
+        for unit in self.units.all:
             name = names.unit_gradient(unit.name, group)
             nbytes = np.full(len(table), unit.all_trained * message)
             host.memory_bound(f"{name}.pack", (size > 1) * 2.0 * nbytes, "copy")
@@ -87,7 +82,7 @@ class StagedCommunication(ZeroCommunication):
             reduced += [reduction, total]
         for name in reduced:
             host.wait(name)
-        received = [unit.all_trained / size * self._of_receipt(unit) for unit in self.units]
+        received = [unit.all_trained / size * self._of_receipt(unit) for unit in self.units.all]
         if np.any(sum(received) > 0):
             host.memory_bound("gradient.receive", sum(received, start=0.0), "cast")
         super().step_end(host)

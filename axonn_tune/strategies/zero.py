@@ -22,28 +22,19 @@ from functools import partial
 import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import ALL_GATHER, IDEAL, RING, ULYSSES, Engine
+from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, PIPELINE, TENSOR, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.offload import LAYER_INPUTS, LAYERS
-from axonn_tune.spec.plan import Array, Size, StepPlan
+from axonn_tune.spec.plan import Array, StepPlan
+from axonn_tune.spec.programs import ALL_GATHER, RING, ULYSSES
 from axonn_tune.spec.schedule import ONE_F_ONE_B
-from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.context import (
     ContextParallelism,
     UlyssesInTurn,
     broken_context_rules,
     context_parallelism,
-)
-from axonn_tune.strategies.experts import stored_experts
-from axonn_tune.strategies.fetches import (
-    FETCHED_ONCE,
-    BackwardFetches,
-    FetchRules,
-    backward_fetches,
-    fetched_each_time,
-    module_sizes,
 )
 from axonn_tune.strategies.fsdp2 import Fsdp2Memory, Kept
 from axonn_tune.strategies.pipeline import (
@@ -55,15 +46,16 @@ from axonn_tune.strategies.pipeline import (
     neediest,
 )
 from axonn_tune.strategies.sequence_parallel import broken_tensor_rules
-from axonn_tune.strategies.shapes import FP32_BYTES, Shapes, stage_parameters
+from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 from axonn_tune.strategies.sharding import Sharding
 from axonn_tune.strategies.staged_communication import StagedCommunication
 from axonn_tune.strategies.step_plan import plan_key, step_plan
 from axonn_tune.strategies.torch_context import FlexGather, TorchRing
 from axonn_tune.strategies.transformer import Transformer
-from axonn_tune.strategies.units import GatherUnit, gathers_per_block, trained_share
+from axonn_tune.strategies.units import trained_share
 from axonn_tune.strategies.zero_communication import ZeroCommunication
 from axonn_tune.strategies.zero_memory import ZeroMemory
+from axonn_tune.strategies.zero_units import ZeroUnits
 
 
 @dataclass(frozen=True)
@@ -268,16 +260,14 @@ class Zero:
             terms = self._fsdp2_memory(shapes, units).peak()
             if offload is not None:
                 # In the end the host holds all gradients, and the GPU holds none.
-                owned = trained_share(units, table, sharding.gradients)
+                owned = trained_share(units.all, table, sharding.gradients)
                 terms["gradients"] = owned * FP32_BYTES
             return terms
         transposes = self.gathers_low(job) and job.transposes_operands
-        ends = list(self.ends(shapes, units[0]).values())
         sharing = self.shared_sequences(shapes)
         memory = ZeroMemory(
             shapes,
             units,
-            ends,
             sharding,
             self.engine,
             sharing,
@@ -304,13 +294,12 @@ class Zero:
         units = self._units_of(shapes, layers, first, last)
         return self._fsdp2_memory(shapes, units).peak_of_stage(held, last)
 
-    def _fsdp2_memory(self, shapes: Shapes, units: Sequence[GatherUnit]) -> Fsdp2Memory:
+    def _fsdp2_memory(self, shapes: Shapes, units: ZeroUnits) -> Fsdp2Memory:
         """Return the memory of a rank of FSDP2 that has these units."""
         sharding, element_bytes = self.sharding, self.kept_element_bytes(shapes.job)
         kept = Kept(sharding.weights, element_bytes, self.keeps_blocks, sharding.reduced_once)
         sharing = self.shared_sequences(shapes)
-        ends = self.wrapped_ends(shapes)
-        return Fsdp2Memory(shapes, units, ends, self.engine.zero, kept, sharing)
+        return Fsdp2Memory(shapes, units, self.engine.zero, kept, sharing)
 
     def kept_element_bytes(self, job: Job) -> float:
         """Return the bytes of an element of the shards of gradients: torch's are in fp32."""
@@ -370,158 +359,24 @@ class Zero:
         kind = StagedCommunication if has_stages else ZeroCommunication
         return kind(shapes, sync, self, self.units(shapes))
 
-    def units(self, shapes: Shapes) -> tuple[GatherUnit, ...]:
-        """Return the root (embedding, final norm and head) and the units of an average block.
-
-        In a pipeline they are those of the first stage, which has no head. Experts that are spread
-        over ranks are a unit of their own.
-        """
+    def units(self, shapes: Shapes) -> ZeroUnits:
+        """Return the units of a rank; in a pipeline those of the first stage, which has no head."""
         layers = layers_of_stage(shapes, 0, shapes.table)
         return self._units_of(shapes, layers, True, not shapes.table.is_pipelined)
 
-    def ends(self, shapes: Shapes, root: GatherUnit) -> dict[str, GatherUnit]:
-        """Return the parts of the root that are reduced by themselves.
-
-        They are known by the layer whose gradient is formed last. A head that shares the
-        embedding's weight has no gradient of its own.
-        """
-        model, job = shapes.model, shapes.job
-        if wrapped := self.wrapped_ends(shapes):
-            is_trained = {"head": job.trains_head, "embedding": job.trains_embedding}
-            return {layer: unit for layer, unit in wrapped.items() if is_trained[layer]}
-        is_apart = self.engine.zero.keeps_ends and not model.tied_embeddings and job.trains_head
-        if not is_apart:
-            return {"embedding": root}
-        head = model.head.parameters / shapes.y + model.norm_parameters
-        ends = {"head": replace(root, name="head", trained=head)}
-        if job.trains_embedding:
-            ends["embedding"] = replace(root, trained=root.trained - head)
-        return ends
-
-    def wrapped_ends(self, shapes: Shapes) -> dict[str, GatherUnit]:
-        """Return final norm and head, and the embedding, where they are units of their own."""
-        is_one = shapes.model.tied_embeddings or shapes.table.is_pipelined
-        if is_one or not self.engine.zero.wraps_ends:
-            return {}
-        return {
-            "head": self.head_unit(shapes),
-            "embedding": self._unit(shapes, "root_embedding", (), (True, False), 1.0),
-        }
-
-    def head_unit(self, shapes: Shapes) -> GatherUnit:
-        """Return the unit of final norm and head."""
-        return self._unit(shapes, "root_head", (), (False, True), 1.0)
-
     def _units_of(
         self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool
-    ) -> tuple[GatherUnit, ...]:
-        """Return the units of some layers; `first` and `last` are as for `stage_parameters`."""
-        root = self._unit(shapes, "root", (), (first, last), 1.0)
-        n_matrices = 1.0
-        if not self.engine.zero.gathers_blocks:
-            n_matrices = float(len(shapes.model.block_linears) + 2 * shapes.n_adapters)
-        block = self._unit(shapes, "block", layers, (False, False), n_matrices)
-        if prefetched := self.engine.zero.prefetch_elements:
-            sizes = [float(linear.parameters) for linear in shapes.model.block_linears]
-            n_calls = gathers_per_block(sizes, block.count, prefetched) + 2 * shapes.n_adapters
-            block = replace(block, n_calls=n_calls)
-        if not self.has_experts:
-            return root, replace(block, fetches=self._fetches(shapes))
-        is_spread = shapes.table.size(EXPERT) > 1
-        routed = is_spread * stored_experts(shapes, layers) / block.count
-        above = stored_experts(shapes, shapes.backward_layers(layers))
-        trained = is_spread * above * shapes.job.trains_weights / block.n_trained
-        block = replace(
-            block,
-            parameters=block.parameters - routed,
-            trained=block.trained - trained,
-            gathered=block.gathered - routed,
+    ) -> ZeroUnits:
+        """Return the units of some layers, with or without the ends of the model."""
+        return ZeroUnits(
+            shapes,
+            self.engine.zero,
+            layers,
+            first,
+            last,
+            spreads_experts=self.has_experts,
+            gathers_low=self.gathers_low(shapes.job),
         )
-        n_gathers = np.where(is_spread, 1.0, 0.0)
-        n_reductions = n_gathers * shapes.job.trains_weights
-        experts = GatherUnit(
-            name="experts",
-            count=block.count,
-            parameters=routed,
-            trained=trained,
-            n_trained=block.n_trained,
-            gathered=routed,
-            n_calls=n_gathers,
-            n_reductions=n_reductions,
-            sharded_over=EXPERT_REPLICAS,
-        )
-        return root, block, experts
-
-    def _fetches(self, shapes: Shapes) -> BackwardFetches:
-        """Return what is gathered of a block that is recomputed as a whole."""
-        program, model = self.engine.zero, shapes.model
-        if shapes.recompute != "full":
-            return FETCHED_ONCE
-        if program.gathers_each_use:
-            return fetched_each_time([linear.parameters for linear in model.block_linears])
-        if not program.reuse_elements:
-            return FETCHED_ONCE
-        rules = FetchRules(program.live_elements, program.reuse_elements, program.prefetch_elements)
-        return backward_fetches(module_sizes(model), rules)
-
-    def _unit(
-        self,
-        shapes: Shapes,
-        name: str,
-        layers: Sequence[int],
-        ends: tuple[bool, bool],
-        n_calls: Size,
-    ) -> GatherUnit:
-        """Return the unit of an average layer or, without layers, of the ends of the model.
-
-        `ends` says whether the embedding, and final norm and head, belong to it.
-        """
-        model, job = shapes.model, shapes.job
-        first, last = ends
-        count = max(len(layers), 1)
-        trained_layers = shapes.backward_layers(layers)
-        n_trained = len(trained_layers) if layers else 1
-        weights = self._mean_weights(shapes, layers, first, last)
-        gathered = weights
-        if self.engine.zero.keeps_vectors:
-            matrices, _, _ = stage_parameters(model, layers, first, last)
-            gathered = matrices / count + first * model.position_parameters
-        trained_ends = first and job.trains_embedding, last and job.trains_head
-        trained = self._mean_weights(shapes, trained_layers, *trained_ends)
-        added: Size = 0.0
-        if not job.trains_weights:
-            trained = added = adapter_elements(shapes, layers) / count
-        n_reductions: Size = n_calls
-        bucket_elements = self.engine.zero.bucket_elements
-        if bucket_elements:
-            n_reductions = np.minimum(n_calls, trained / bucket_elements)
-        low: Size = 0.0
-        if layers and self.gathers_low(job):
-            low = stage_parameters(model, layers, False, False)[0] / count / shapes.y
-        return GatherUnit(
-            name=name,
-            count=count,
-            parameters=weights + added,
-            trained=trained,
-            n_trained=n_trained,
-            gathered=gathered + added,
-            n_calls=n_calls,
-            n_reductions=n_reductions,
-            low=low,
-        )
-
-    def _mean_weights(self, shapes: Shapes, layers: Sequence[int], first: bool, last: bool) -> Size:
-        """Return how many weights a rank gathers of a layer on average, or of a part without any.
-
-        `first` and `last` are those of `stage_parameters`.
-        """
-        count = max(len(layers), 1)
-        matrices, over_x, over_y = stage_parameters(shapes.model, layers, first, last)
-        weights: Size = (matrices + over_x + over_y) / count
-        if self.tensor_axis:
-            whole = first * self.engine.zero.replicates_embedding * shapes.model.head.parameters
-            weights = ((matrices - whole + over_y) / shapes.y + whole + over_x) / count
-        return weights + stored_experts(shapes, layers) / count
 
 
 def zero3(

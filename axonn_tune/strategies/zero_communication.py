@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -31,7 +30,7 @@ class ZeroCommunication(ZeroGathers):
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
         """Wait, with ORS, for the preceding block's gradients before the block's last product."""
         first = self.shapes.model.attention_linears[0].name
-        if layer == "embedding" and self._wrapped_ends:
+        if layer == "embedding" and self.units.wrapped_ends:
             self._take(host, BACKWARD, self._unit_of("embedding"))
         if layer in (first, "embedding") and self._overlap.ors:
             self._finish_blocks(host)
@@ -44,14 +43,14 @@ class ZeroCommunication(ZeroGathers):
         """
         if self._overlap.ors and not self.shapes.job.trains_weights:
             self._finish_blocks(host)
-        for unit in reversed(self._in_block):
+        for unit in reversed(self.units.in_block):
             self._start_reduction(host, unit)
         if not self._overlap.ors:
             self._finish_blocks(host)
 
     def _finish_blocks(self, host: HostProgram) -> None:
         """Wait for the reduction of a block."""
-        for unit in reversed(self._in_block):
+        for unit in reversed(self.units.in_block):
             self._finish_reduction(host, unit)
 
     def send_gradient(self, host: HostProgram, layer: str) -> None:
@@ -61,8 +60,8 @@ class ZeroCommunication(ZeroGathers):
         """
         if layer == "head" and self._cuts_tokens:
             self._sum_pieces(host)
-        elif layer in self._ends:
-            self._start_reduction(host, self._ends[layer])
+        elif layer in self.units.ends:
+            self._start_reduction(host, self.units.ends[layer])
 
     def _sum_pieces(self, host: HostProgram) -> None:
         """Add the pieces' gradients of the head, and reduce their sum before anything else runs.
@@ -98,19 +97,14 @@ class ZeroCommunication(ZeroGathers):
         if not job.trains_embedding:
             if self._overlap.ors:
                 self._finish_blocks(host)
-            if job.trains_head and "head" not in self._ends:
-                self._start_reduction(host, self._root)
+            if job.trains_head and "head" not in self.units.ends:
+                self._start_reduction(host, self.units.root)
         if job.trains_embedding or job.trains_head:
-            for layer, unit in self._ends.items():
+            for layer, unit in self.units.ends.items():
                 if not (layer == "head" and self._cuts_tokens):
                     self._finish_reduction(host, unit)
         if self._sharding.reduced_once:
             self._add_whole_gradients(host)
-
-    @cached_property
-    def _ends(self) -> dict[str, GatherUnit]:
-        """The parts of the root that are reduced by themselves."""
-        return self.options.ends(self.shapes, self._root)
 
     def _add_whole_gradients(self, host: HostProgram) -> None:
         """Add gradients to those of earlier micro-steps, where each is reduced once in a step.
@@ -121,7 +115,7 @@ class ZeroCommunication(ZeroGathers):
         """
         table, element = self.shapes.table, self.shapes.element_bytes
         nbytes = np.zeros(len(table))
-        for unit in self.units:
+        for unit in self.units.all:
             is_alone = bool(unit.sharded_over) & (table.size(unit.sharded_over) == 1)
             of_sum = np.where(is_alone, element, self._message_element)
             is_converted = (self._share_added > 0.0) & (of_sum != element)
@@ -208,7 +202,7 @@ class ZeroCommunication(ZeroGathers):
             return unit.n_reductions
         model = self.shapes.model
         n_matrices = len(model.block_linears)
-        if unit.name == self._root.name:
+        if unit.name == self.units.root.name:
             n_matrices = 2 - model.tied_embeddings
         n_messages = 2.0 if self._program.sends_scales_apart else 1.0
         return np.where(self._packs_gradients, n_messages * n_matrices, unit.n_reductions)
@@ -217,7 +211,7 @@ class ZeroCommunication(ZeroGathers):
         """Reduce the gradient of each norm and bias alone over all ranks, in 16 bits."""
         job, sharding = self.shapes.job, self._sharding
         vectors = (unit.parameters - unit.gathered) * job.trains_weights
-        whole = sum(each.count * (each.parameters - each.gathered) for each in self.units)
+        whole = sum(each.count * (each.parameters - each.gathered) for each in self.units.all)
         n_vectors = self.shapes.model.n_vectors * vectors / whole * self._packs_gradients
         nbytes = np.full(len(self.shapes.table), vectors * self._message_element)
         host.issue(_vector_reduction(unit), "reduce_scatter", nbytes, sharding.gradients, n_vectors)
@@ -331,13 +325,13 @@ class ZeroCommunication(ZeroGathers):
         sharding = self._sharding
         element = shapes.element_bytes
         if sharding.outer:
-            shard_bytes = trained_share(self.units, shapes.table, sharding.gradients) * element
+            shard_bytes = trained_share(self.units.all, shapes.table, sharding.gradients) * element
             name = "gradient.states.reduce_scatter"
             host.run(name, "reduce_scatter", shard_bytes, sharding.outer)
         updated = clip_and_update(
             host,
             shapes.job,
-            owned=trained_share(self.units, shapes.table, sharding.states),
+            owned=trained_share(self.units.all, shapes.table, sharding.states),
             gradient_bytes=self._kept_element,
             norm_sums=self._norm_sums,
             # torch frees gradients (zero_grad of its optimizers) and does not clear them.
@@ -356,7 +350,7 @@ class ZeroCommunication(ZeroGathers):
         if keeps_vectors and shapes.job.trains_weights:
             self._gather_vectors(host, updated)
         if sharding.updated_over:
-            kept_bytes = trained_share(self.units, shapes.table, sharding.weights) * element
+            kept_bytes = trained_share(self.units.all, shapes.table, sharding.weights) * element
             name = names.WEIGHTS_ALL_GATHER
             host.issue(name, "all_gather", kept_bytes, sharding.updated_over, after=updated)
 
@@ -374,7 +368,7 @@ class ZeroCommunication(ZeroGathers):
         precompute_float8_dynamic_scale_for_fsdp).
         """
         size = self.shapes.table.size(self._sharding.weights)
-        read = sum(unit.count * unit.low for unit in self.units) / size * self._kept_element
+        read = sum(unit.count * unit.low for unit in self.units.all) / size * self._kept_element
         host.memory_bound(names.WEIGHT_SCALES, read, "reduce")
         n_weights = self.shapes.model.n_layers * len(self.shapes.block_products)
         groups = (self._sharding.weights, self.options.tensor_axis)
@@ -385,11 +379,14 @@ class ZeroCommunication(ZeroGathers):
 
     def _gather_vectors(self, host: HostProgram, updated: tuple[str, ...]) -> None:
         """Gather each updated norm and bias by itself, after the copies that `updated` names."""
-        n_units = (int(self.shapes.job.trains_head), *(unit.n_trained for unit in self._in_block))
-        of_units = [unit.parameters - unit.gathered for unit in self.units]
+        n_units = (
+            int(self.shapes.job.trains_head),
+            *(unit.n_trained for unit in self.units.in_block),
+        )
+        of_units = [unit.parameters - unit.gathered for unit in self.units.all]
         vectors = sum(n * elements for n, elements in zip(n_units, of_units, strict=True))
         whole = sum(
-            unit.count * elements for unit, elements in zip(self.units, of_units, strict=True)
+            unit.count * elements for unit, elements in zip(self.units.all, of_units, strict=True)
         )
         full = np.full(len(self.shapes.table), vectors * self.shapes.element_bytes)
         group = self._sharding.weights

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from axonn_tune.spec import names
-from axonn_tune.spec.engine import OffloadProgram, ZeroProgram
+from axonn_tune.spec.engine import OffloadProgram
 from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.layout import EXPERT
 from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
 from axonn_tune.spec.plan import FROM_HOST, Array, Size
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.strategies.async_tensor import AsyncTensorParallel
 from axonn_tune.strategies.attention import copied_heads
 from axonn_tune.strategies.communication import Weight
@@ -24,6 +25,7 @@ from axonn_tune.strategies.units import GatherUnit
 if TYPE_CHECKING:
     from axonn_tune.strategies.sharding import Sharding
     from axonn_tune.strategies.zero import Zero
+    from axonn_tune.strategies.zero_units import ZeroUnits
 
 # Bytes of an element of quantised weights, with the fp16 scale of each group of 2048 elements
 # (ZeRO++, section 3.1).
@@ -48,11 +50,11 @@ class ZeroGathers(AsyncTensorParallel):
     options
         The strategy.
     units
-        All units in which weights are gathered, the root first.
+        The units in which weights are gathered.
     """
 
     options: Zero
-    units: tuple[GatherUnit, ...]
+    units: ZeroUnits
 
     @cached_property
     def _overlap(self) -> Overlap:
@@ -109,24 +111,9 @@ class ZeroGathers(AsyncTensorParallel):
         """The share of the micro-steps whose gradients are added to earlier ones, shape (C,)."""
         return 1.0 - 1.0 / self.shapes.table.n_microsteps(self.shapes.job.global_batch)
 
-    @property
-    def _root(self) -> GatherUnit:
-        """The unit of embedding, final norm and head."""
-        return self.units[0]
-
-    @property
-    def _in_block(self) -> tuple[GatherUnit, ...]:
-        """The units of a block."""
-        return self.units[1:]
-
-    @cached_property
-    def _wrapped_ends(self) -> dict[str, GatherUnit]:
-        """Final norm and head, and the embedding, where they are units of their own."""
-        return self.options.wrapped_ends(self.shapes)
-
     def _unit_of(self, layer: str) -> GatherUnit:
         """Return the unit of the embedding or of the head."""
-        return self._wrapped_ends.get(layer, self._root)
+        return self.units.wrapped_ends.get(layer, self.units.root)
 
     @property
     def _cuts_tokens(self) -> bool:
@@ -241,8 +228,8 @@ class ZeroGathers(AsyncTensorParallel):
         if weight == Weight(FORWARD, "head"):
             self._take_head(host)
         if weight == Weight(BACKWARD, "head") and self._gathers_root_again:
-            self._take(host, BACKWARD, self._root)
-        for unit in self._in_block:
+            self._take(host, BACKWARD, self.units.root)
+        for unit in self.units.in_block:
             if unit.fetches.n_again:
                 self._gather_again(host, unit, weight)
 
@@ -253,7 +240,7 @@ class ZeroGathers(AsyncTensorParallel):
         _fully_shard/_fsdp_state.py, _force_complete_incomplete_states).
         """
         unit = self._unit_of("head")
-        if self._wrapped_ends:
+        if self.units.wrapped_ends:
             self._take(host, FORWARD, unit)
         if self._cuts_tokens:
             self._gather_now(host, FORWARD, replace(unit, name=f"{unit.name}.again"))
@@ -281,10 +268,10 @@ class ZeroGathers(AsyncTensorParallel):
         if not self._gathers_ahead:
             return
         if chain == FORWARD and self._gathers_root_again:
-            self._start_gathers(host, BACKWARD, self._root)
-        if self._wrapped_ends and chain == FORWARD:
+            self._start_gathers(host, BACKWARD, self.units.root)
+        if self.units.wrapped_ends and chain == FORWARD:
             self._start_gathers(host, FORWARD, self._unit_of("head"))
-        elif self._wrapped_ends and self.shapes.job.trains_embedding:
+        elif self.units.wrapped_ends and self.shapes.job.trains_embedding:
             self._start_gathers(host, BACKWARD, self._unit_of("embedding"))
 
     def prefetch_beside_head(self, host: HostProgram, chain: str) -> None:
@@ -306,13 +293,13 @@ class ZeroGathers(AsyncTensorParallel):
         """Wait for all weights of the block, since they come together."""
         if self.keeps_weights:
             return
-        for unit in self._in_block:
+        for unit in self.units.in_block:
             self._take(host, chain, unit)
 
     def prefetch_block(self, host: HostProgram, chain: str) -> None:
         """Start to gather the next block's weights; without OAG, they are gathered when taken."""
         if self._gathers_ahead:
-            for unit in self._in_block:
+            for unit in self.units.in_block:
                 self._start_gathers(host, chain, unit)
 
     @property
@@ -413,7 +400,7 @@ class ZeroGathers(AsyncTensorParallel):
 
     def _share(self, chain: str, unit: GatherUnit) -> Size:
         """Return the share of a chain's units of one kind that are gathered, on average."""
-        is_root = unit.name not in {each.name for each in self._in_block}
+        is_root = unit.name not in {each.name for each in self.units.in_block}
         is_kept = self._program.keeps_ends and is_root
         if (self.options.syncs_once or is_kept) and not self.sync:
             return 0.0
@@ -431,7 +418,7 @@ class ZeroGathers(AsyncTensorParallel):
         program = self._program
         if self.options.keeps_blocks:
             return 0.0
-        gathered = sum(unit.gathered for unit in self._in_block)
+        gathered = sum(unit.gathered for unit in self.units.in_block)
         n_kept = max(0.0, program.live_elements - model.head.parameters) / gathered
         n_kept = np.maximum(n_kept, program.keeps_last_block)
         return np.maximum(0.0, 1.0 - n_kept / self.shapes.n_backward)

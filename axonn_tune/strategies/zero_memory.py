@@ -5,7 +5,6 @@ That of torch's FSDP2 is in `fsdp2`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -25,9 +24,9 @@ from axonn_tune.strategies.moved import (
 from axonn_tune.strategies.optimizer import host_copies, states_of
 from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.sharding import Sharding
-from axonn_tune.strategies.units import GatherUnit
 from axonn_tune.strategies.zero_communication import INT4_BYTES
 from axonn_tune.strategies.zero_gathers import INT8_BYTES
+from axonn_tune.strategies.zero_units import ZeroUnits
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +35,8 @@ class ZeroMemory:
 
     Attributes
     ----------
-    units : sequence of GatherUnit
-        The root (embedding, final norm and head), then the unit of a block.
-    ends : sequence of GatherUnit
-        The parts of the root whose gradients are reduced by themselves, so that only one of them is
-        held at a time.
+    units : ZeroUnits
+        The units of its weights, one of them in a block.
     sharing : ContextParallelism
         How ranks share sequences, if they do.
     transposes : bool
@@ -50,8 +46,7 @@ class ZeroMemory:
     """
 
     shapes: Shapes
-    units: Sequence[GatherUnit]
-    ends: Sequence[GatherUnit]
+    units: ZeroUnits
     sharding: Sharding
     engine: Engine
     sharing: ContextParallelism
@@ -94,20 +89,20 @@ class ZeroMemory:
     @property
     def _parameters(self) -> Size:
         """The number of all parameters."""
-        root, block = self.units
+        root, block = self.units.all
         return block.count * block.parameters + root.parameters
 
     @property
     def _trained(self) -> Size:
         """The number of all trained parameters."""
-        root, block = self.units
+        root, block = self.units.all
         return block.all_trained + root.trained
 
     @property
     def _weight_bytes(self) -> Array:
         """The bytes of a rank's shards of the weights, and of their second copy, shape (C,)."""
         job, table = self.shapes.job, self.shapes.table
-        _, block = self.units
+        _, block = self.units.all
         nbytes = self._parameters * job.element_bytes
         low_bytes = nbytes - block.count * block.saved_bytes(job)
         shard_bytes = low_bytes / table.size(self.sharding.weights)
@@ -154,7 +149,7 @@ class ZeroMemory:
     def _held_model(self) -> HeldModel:
         """The matrices of the model, as modules use them."""
         model, job = self.shapes.model, self.shapes.job
-        root, block = self.units
+        root, block = self.units.all
         vectors = tuple(linear.bias for linear in model.block_linears)
         between = (True,) if not model.shares_norm else ()
         n_attention = len(model.attention_linears)
@@ -182,20 +177,22 @@ class ZeroMemory:
     def _held_gradients(self) -> Size:
         """The number of whole gradients that a rank holds.
 
-        They are those of two blocks and an end. Where weights are whole, each gradient is copied to
-        one of two buckets as soon as it is formed (DeepSpeed 0.19, runtime/zero/stage_1_and_2.py,
-        setup_buckets).
+        They are those of two blocks and of the largest of the ends that are reduced by themselves,
+        since only one of these is held at a time. Where weights are whole, each gradient is copied
+        to one of two buckets as soon as it is formed (DeepSpeed 0.19,
+        runtime/zero/stage_1_and_2.py, setup_buckets).
         """
         if not self.sharding.weights:
             return np.full(len(self.shapes.table), 2.0 * self.engine.zero.bucket_elements)
-        _, block = self.units
-        return 2.0 * block.trained + reduce(np.maximum, [end.trained for end in self.ends])
+        _, block = self.units.all
+        of_ends = [end.trained for end in self.units.ends.values()]
+        return 2.0 * block.trained + reduce(np.maximum, of_ends)
 
     @property
     def _held_weight_bytes(self) -> Array:
         """The bytes of the gathered weights of two blocks and the root, shape (C,)."""
         job, program = self.shapes.job, self.engine.zero
-        root, block = self.units
+        root, block = self.units.all
         two_blocks = 2.0 * block.parameters + root.parameters
         nbytes = two_blocks * job.element_bytes - 2.0 * block.saved_bytes(job)
         if self.transposes:

@@ -14,8 +14,9 @@ from build import collectives, number, operations, plan_of
 from worlds import llama
 
 from axonn_tune.io.presets import load_engine
-from axonn_tune.spec.engine import Engine, ZeroProgram
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.strategies.zero import zero3
 
 N_RANKS = 8

@@ -11,9 +11,10 @@ import pytest
 from build import collectives, number, operations, plan_of
 from worlds import llama
 
-from axonn_tune.spec.engine import Engine, ZeroProgram
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import MemoryBound
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.strategies.zero import zero3
 
 ENGINE = Engine(zero=ZeroProgram(is_fsdp2=True, has_stages=True, reduced_element_bytes=4.0))

@@ -15,9 +15,10 @@ from build import collectives, memory_terms, number, operations, plan_of
 from engines.traffic import Traffic, bf16
 from worlds import llama
 
-from axonn_tune.spec.engine import Engine, ZeroProgram
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Collective
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.strategies.zero import zero3
 
 HIDDEN, VOCABULARY, N_BLOCKS, N_RANKS, SEQ_LEN = 64, 256, 4, 4, 64

@@ -20,9 +20,10 @@ from axonn_tune.searching import build_search  # noqa: E402
 from axonn_tune.spec.blocks import Experts, LatentAttention  # noqa: E402
 from axonn_tune.spec.candidates import Layout  # noqa: E402
 from axonn_tune.spec.configuration import Configuration  # noqa: E402
-from axonn_tune.spec.engine import IDEAL, Engine, ZeroProgram  # noqa: E402
+from axonn_tune.spec.engine import IDEAL, Engine  # noqa: E402
 from axonn_tune.spec.job import Job, Overlap  # noqa: E402
 from axonn_tune.spec.model import Model  # noqa: E402
+from axonn_tune.spec.programs import ZeroProgram  # noqa: E402
 from axonn_tune.step.explain import explain  # noqa: E402
 
 MODELS = {

@@ -11,19 +11,12 @@ from worlds import llama, machine_of, quantity
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import list_engines, load_engine
 from axonn_tune.spec.configuration import Configuration
-from axonn_tune.spec.engine import (
-    IDEAL,
-    AxonnProgram,
-    Engine,
-    KernelForm,
-    MegatronProgram,
-    MemoryForm,
-    ZeroProgram,
-)
+from axonn_tune.spec.engine import IDEAL, Engine, KernelForm, MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, MemoryBound
+from axonn_tune.spec.programs import AxonnProgram, MegatronProgram, ZeroProgram
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.explain import explain
 from axonn_tune.step.predict import predict

@@ -11,9 +11,10 @@ from worlds import llama
 from axonn_tune.errors import InputError
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.searching import build_search
-from axonn_tune.spec.engine import Engine, MegatronProgram, MemoryForm
+from axonn_tune.spec.engine import Engine, MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
+from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.spec.tuning import TARGETS, Adapters
 from axonn_tune.strategies.megatron3d import Megatron3D
 

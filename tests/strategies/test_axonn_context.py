@@ -21,11 +21,11 @@ from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.script import launch_files
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.searching import build_search
-from axonn_tune.spec.engine import ALL_GATHER, CONTEXT_KINDS, RING, ULYSSES, ULYSSES_RING
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Layout, parse_layout
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import Attention, Gemm, MemoryBound
+from axonn_tune.spec.programs import ALL_GATHER, CONTEXT_KINDS, RING, ULYSSES, ULYSSES_RING
 from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.named import strategy_named

@@ -7,10 +7,11 @@ from build import attentions, memory_terms, number, plan_of, sent_bytes
 from worlds import llama
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.engine import Engine, MegatronProgram, MemoryForm
+from axonn_tune.spec.engine import Engine, MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Gemm, MemoryBound
 from axonn_tune.spec.precision import FORMATS, PRECISIONS, RECIPES
+from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3
 

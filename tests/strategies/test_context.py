@@ -19,11 +19,11 @@ from worlds import llama, machine_of
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import LatentAttention
-from axonn_tune.spec.engine import ALL_GATHER, RING, ULYSSES
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import MemoryBound
+from axonn_tune.spec.programs import ALL_GATHER, RING, ULYSSES
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.named import strategy_named
 from axonn_tune.strategies.switches import Switches

@@ -4,9 +4,10 @@ import pytest
 from build import number, plan_of
 from worlds import llama
 
-from axonn_tune.spec.engine import Engine, MegatronProgram
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import MemoryBound
+from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.strategies.megatron3d import Megatron3D
 
 TOKENS = 2048

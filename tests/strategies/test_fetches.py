@@ -6,10 +6,11 @@ import pytest
 from build import number, operations, plan_of
 
 from axonn_tune.io.presets import load_engine
-from axonn_tune.spec.engine import Engine, ZeroProgram
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, MemoryBound
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.strategies.fetches import BackwardFetches, FetchRules, backward_fetches
 from axonn_tune.strategies.zero import zero3, zeropp
 

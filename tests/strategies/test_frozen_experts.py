@@ -8,9 +8,10 @@ from build import collectives, memory_terms, number, operations, plan_of
 from worlds import llama
 
 from axonn_tune.spec.blocks import Experts
-from axonn_tune.spec.engine import Engine, ZeroProgram
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Gemm, MemoryBound
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.spec.tuning import Adapters
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3

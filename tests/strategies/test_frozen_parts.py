@@ -12,10 +12,11 @@ from worlds import FFN, HIDDEN, SEQ, VOCAB, machine_of, small_llama
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.configuration import Configuration
-from axonn_tune.spec.engine import Engine, ZeroProgram
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.plan import Attention, Gemm
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.tuning import Adapters, Frozen
 from axonn_tune.step.predict import predict

@@ -11,11 +11,12 @@ from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_engine, load_model
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.configuration import Configuration
-from axonn_tune.spec.engine import Engine, MemoryForm, ZeroProgram
+from axonn_tune.spec.engine import Engine, MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Gemm, MemoryBound
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
 from axonn_tune.step.prediction import hardware_flops

@@ -10,10 +10,11 @@ from worlds import llama, machine_of
 from axonn_tune.io.presets import load_engine
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.configuration import Configuration
-from axonn_tune.spec.engine import Engine, OffloadProgram, ZeroProgram
+from axonn_tune.spec.engine import Engine, OffloadProgram
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.plan import Gemm
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.tuning import Adapters, Frozen
 from axonn_tune.step.predict import predict

@@ -11,11 +11,12 @@ from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_engine
 from axonn_tune.spec.blocks import Experts, LatentAttention
 from axonn_tune.spec.configuration import Configuration
-from axonn_tune.spec.engine import Engine, ZeroProgram
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.groups import AxisGroups
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.plan import Attention, Gemm, GroupedGemm, MemoryBound
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
 from axonn_tune.strategies.named import strategy_named

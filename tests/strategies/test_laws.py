@@ -23,10 +23,11 @@ from axonn_tune.contenders import strategies_of
 from axonn_tune.io.presets import list_engines, load_engine, load_model
 from axonn_tune.search.candidates import executions, legal_placements, with_micro_batches
 from axonn_tune.searching import build_search
-from axonn_tune.spec.engine import IDEAL, MegatronProgram
+from axonn_tune.spec.engine import IDEAL
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
+from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.named import strategy_named

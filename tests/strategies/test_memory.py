@@ -7,9 +7,10 @@ import pytest
 from build import memory_terms, number, table_of
 from worlds import llama
 
-from axonn_tune.spec.engine import Engine, ZeroProgram
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3, zero_topo, zeropp

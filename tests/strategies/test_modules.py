@@ -10,10 +10,11 @@ from worlds import quantity
 from axonn_tune.api import predict
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import Experts, LatentAttention
-from axonn_tune.spec.engine import Engine, MegatronProgram, MemoryForm
+from axonn_tune.spec.engine import Engine, MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, GroupedGemm
+from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.spec.recomputation import (
     MODULES,
     recompute_code,

@@ -15,10 +15,11 @@ from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.searching import build_search
 from axonn_tune.simulate.orders import FORWARD, rank_order
 from axonn_tune.spec.blocks import Experts
-from axonn_tune.spec.engine import Engine, MegatronProgram
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, Gemm, GroupedGemm
+from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.pipeline import memory_of_stages
 

@@ -9,10 +9,11 @@ from build import collectives, memory_terms, number, operations, plan_of
 from worlds import FFN, HIDDEN, SEQ, VOCAB, by_matrix, machine_of, small_llama
 
 from axonn_tune.spec.configuration import Configuration
-from axonn_tune.spec.engine import Engine, OffloadProgram, ZeroProgram
+from axonn_tune.spec.engine import Engine, OffloadProgram
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.plan import Attention, Gemm, HostCopy
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.tuning import TARGETS, Adapters
 from axonn_tune.step.predict import predict

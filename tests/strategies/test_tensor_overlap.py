@@ -9,11 +9,12 @@ from worlds import machine_of
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.configuration import Configuration
-from axonn_tune.spec.engine import Engine, MegatronProgram
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, Gemm
+from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.tuning import Adapters
 from axonn_tune.step.predict import predict

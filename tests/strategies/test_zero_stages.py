@@ -7,9 +7,10 @@ from build import collectives, memory_terms, number, operations, plan_of, rankin
 from worlds import FFN, HIDDEN, SEQ, VOCAB, machine_of, small_llama, with_host
 
 from axonn_tune.errors import AxonnTuneError
-from axonn_tune.spec.engine import Engine, OffloadProgram, ZeroProgram
+from axonn_tune.spec.engine import Engine, OffloadProgram
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.plan import Attention, Gemm, MemoryBound
+from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.strategies.zero import zero1, zero2, zero3
 
 LAYERS, RANKS = 4, 8

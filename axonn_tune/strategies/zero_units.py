@@ -1,0 +1,215 @@
+"""How members of the ZeRO family form their units of sharded weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS
+from axonn_tune.spec.plan import Size
+from axonn_tune.spec.programs import ZeroProgram
+from axonn_tune.strategies.adapters import adapter_elements
+from axonn_tune.strategies.experts import stored_experts
+from axonn_tune.strategies.fetches import (
+    FETCHED_ONCE,
+    BackwardFetches,
+    FetchRules,
+    backward_fetches,
+    fetched_each_time,
+    module_sizes,
+)
+from axonn_tune.strategies.shapes import Shapes, stage_parameters
+from axonn_tune.strategies.units import GatherUnit, gathers_per_block
+
+
+@dataclass(frozen=True, eq=False)
+class ZeroUnits:
+    """The units of a rank: the ends of the model that it has, and an average block of its layers.
+
+    Attributes
+    ----------
+    program
+        How the engine communicates.
+    layers
+        The layers that the rank has: all of them, or those of a stage.
+    first, last
+        Whether it has the embedding, and final norm and head.
+    spreads_experts
+        Whether experts may be spread over ranks.
+    gathers_low
+        Whether weights of low products are gathered in their format.
+    """
+
+    shapes: Shapes
+    program: ZeroProgram
+    layers: Sequence[int]
+    first: bool
+    last: bool
+    spreads_experts: bool
+    gathers_low: bool
+
+    @property
+    def all(self) -> tuple[GatherUnit, ...]:
+        """The root, then the units of a block."""
+        return self.root, *self.in_block
+
+    @cached_property
+    def root(self) -> GatherUnit:
+        """The unit of the ends of the model: embedding, final norm and head."""
+        return self._unit("root", (), (self.first, self.last), 1.0)
+
+    @cached_property
+    def in_block(self) -> tuple[GatherUnit, ...]:
+        """The units of an average block; experts that are spread over ranks have one of their own.
+
+        The experts' unit comes last.
+        """
+        block = self._block
+        if not self.spreads_experts:
+            return (replace(block, fetches=self._fetches),)
+        shapes = self.shapes
+        is_spread = shapes.table.size(EXPERT) > 1
+        routed = is_spread * stored_experts(shapes, self.layers) / block.count
+        above = stored_experts(shapes, shapes.backward_layers(self.layers))
+        trained = is_spread * above * shapes.job.trains_weights / block.n_trained
+        block = replace(
+            block,
+            parameters=block.parameters - routed,
+            trained=block.trained - trained,
+            gathered=block.gathered - routed,
+        )
+        n_gathers = np.where(is_spread, 1.0, 0.0)
+        n_reductions = n_gathers * shapes.job.trains_weights
+        experts = GatherUnit(
+            name="experts",
+            count=block.count,
+            parameters=routed,
+            trained=trained,
+            n_trained=block.n_trained,
+            gathered=routed,
+            n_calls=n_gathers,
+            n_reductions=n_reductions,
+            sharded_over=EXPERT_REPLICAS,
+        )
+        return block, experts
+
+    @cached_property
+    def ends(self) -> dict[str, GatherUnit]:
+        """The parts of the root that are reduced by themselves.
+
+        They are known by the layer whose gradient is formed last. A head that shares the
+        embedding's weight has no gradient of its own.
+        """
+        model, job, root = self.shapes.model, self.shapes.job, self.root
+        if self.wrapped_ends:
+            is_trained = {"head": job.trains_head, "embedding": job.trains_embedding}
+            return {layer: unit for layer, unit in self.wrapped_ends.items() if is_trained[layer]}
+        is_apart = self.program.keeps_ends and not model.tied_embeddings and job.trains_head
+        if not is_apart:
+            return {"embedding": root}
+        head = model.head.parameters / self.shapes.y + model.norm_parameters
+        ends = {"head": replace(root, name="head", trained=head)}
+        if job.trains_embedding:
+            ends["embedding"] = replace(root, trained=root.trained - head)
+        return ends
+
+    @cached_property
+    def wrapped_ends(self) -> dict[str, GatherUnit]:
+        """Final norm and head, and the embedding, where they are units of their own."""
+        is_one = self.shapes.model.tied_embeddings or self.shapes.table.is_pipelined
+        if is_one or not self.program.wraps_ends:
+            return {}
+        return {
+            "head": self.head,
+            "embedding": self._unit("root_embedding", (), (True, False), 1.0),
+        }
+
+    @cached_property
+    def head(self) -> GatherUnit:
+        """The unit of final norm and head, whether or not the rank has them."""
+        return self._unit("root_head", (), (False, True), 1.0)
+
+    @property
+    def _block(self) -> GatherUnit:
+        """The unit of an average block with all its experts."""
+        linears, n_of_adapters = self.shapes.model.block_linears, 2 * self.shapes.n_adapters
+        n_matrices = 1.0
+        if not self.program.gathers_blocks:
+            n_matrices = float(len(linears) + n_of_adapters)
+        block = self._unit("block", self.layers, (False, False), n_matrices)
+        if prefetched := self.program.prefetch_elements:
+            sizes = [float(linear.parameters) for linear in linears]
+            n_calls = gathers_per_block(sizes, block.count, prefetched) + n_of_adapters
+            return replace(block, n_calls=n_calls)
+        return block
+
+    @property
+    def _fetches(self) -> BackwardFetches:
+        """What is gathered of a block that is recomputed as a whole."""
+        program, model = self.program, self.shapes.model
+        if self.shapes.recompute != "full":
+            return FETCHED_ONCE
+        if program.gathers_each_use:
+            return fetched_each_time([linear.parameters for linear in model.block_linears])
+        if not program.reuse_elements:
+            return FETCHED_ONCE
+        rules = FetchRules(program.live_elements, program.reuse_elements, program.prefetch_elements)
+        return backward_fetches(module_sizes(model), rules)
+
+    def _unit(
+        self, name: str, layers: Sequence[int], ends: tuple[bool, bool], n_calls: Size
+    ) -> GatherUnit:
+        """Return the unit of an average layer or, without layers, of the ends of the model.
+
+        `ends` says whether the embedding, and final norm and head, belong to it.
+        """
+        shapes, program = self.shapes, self.program
+        model, job = shapes.model, shapes.job
+        first, last = ends
+        count = max(len(layers), 1)
+        trained_layers = shapes.backward_layers(layers)
+        n_trained = len(trained_layers) if layers else 1
+        weights = self._mean_weights(layers, first, last)
+        gathered = weights
+        if program.keeps_vectors:
+            matrices, _, _ = stage_parameters(model, layers, first, last)
+            gathered = matrices / count + first * model.position_parameters
+        trained_ends = first and job.trains_embedding, last and job.trains_head
+        trained = self._mean_weights(trained_layers, *trained_ends)
+        added: Size = 0.0
+        if not job.trains_weights:
+            trained = added = adapter_elements(shapes, layers) / count
+        n_reductions: Size = n_calls
+        if program.bucket_elements:
+            n_reductions = np.minimum(n_calls, trained / program.bucket_elements)
+        low: Size = 0.0
+        if layers and self.gathers_low:
+            low = stage_parameters(model, layers, False, False)[0] / count / shapes.y
+        return GatherUnit(
+            name=name,
+            count=count,
+            parameters=weights + added,
+            trained=trained,
+            n_trained=n_trained,
+            gathered=gathered + added,
+            n_calls=n_calls,
+            n_reductions=n_reductions,
+            low=low,
+        )
+
+    def _mean_weights(self, layers: Sequence[int], first: bool, last: bool) -> Size:
+        """Return how many weights a rank gathers of a layer on average, or of a part without any.
+
+        `first` and `last` are those of `stage_parameters`.
+        """
+        shapes = self.shapes
+        count = max(len(layers), 1)
+        matrices, over_x, over_y = stage_parameters(shapes.model, layers, first, last)
+        weights: Size = (matrices + over_x + over_y) / count
+        if shapes.y_axis:
+            whole = first * self.program.replicates_embedding * shapes.model.head.parameters
+            weights = ((matrices - whole + over_y) / shapes.y + whole + over_x) / count
+        return weights + stored_experts(shapes, layers) / count
