@@ -23,8 +23,9 @@ from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.zero import zero3
 from axonn_tune.studies.compare import compare, rankings
 from axonn_tune.studies.parameters import parameters, with_gpu, with_settings
+from axonn_tune.studies.run_plan import meet_deadline
 from axonn_tune.studies.scaling import efficiencies, scale
-from axonn_tune.studies.training_run import Failures, meet_deadline, training_run
+from axonn_tune.studies.training_run import Failures, training_run
 from axonn_tune.studies.whatif import Influence, influences, what_if
 
 approx = partial(pytest.approx, rel=1e-9)
@@ -364,7 +365,7 @@ def test_a_restart_reads_the_checkpoint_that_was_written():
 
 @pytest.mark.parametrize("per_node", [1, 3, 4, 6])
 @pytest.mark.parametrize("n_nodes", [None, 20, 100])
-def test_counts_that_are_tried_are_whole_nodes_of_powers_of_two_and_halfway(per_node, n_nodes):
+def test_counts_of_nodes_that_are_tried_are_powers_of_two_and_halfway(per_node, n_nodes):
     """Counts begin at what would do at the peak and end at 64 times that, or at what there is."""
     nodes = None if n_nodes is None else quantity(float(n_nodes))
     machine = machine_of(units=(1, per_node) if per_node > 1 else (1, 2), ranks_per_node=per_node)
@@ -384,14 +385,14 @@ def test_counts_that_are_tried_are_whole_nodes_of_powers_of_two_and_halfway(per_
             meet_deadline(search, tokens, deadline, spy)
         least = max(at_peak, per_node)
         most = n_nodes * per_node if n_nodes else 2**22
-        shapes = {2**k for k in range(30)} | {3 * 2**k for k in range(30)} | {1}
-        regular = [n for n in sorted(shapes) if n % per_node == 0 and least <= n <= most]
+        shapes = {2**k for k in range(30)} | {3 * 2**k for k in range(30)}
+        regular = [n * per_node for n in sorted(shapes) if least <= n * per_node <= most]
         # None is left out below 64 times the least, and none is far above.
         tried = list(dict.fromkeys(tried))
         assert tried == regular[: len(tried)]
         left = regular[len(tried) :]
         assert not left or left[0] > 64 * least
-        assert tried[-1] <= 2 ** math.ceil(math.log2(64 * least))
+        assert tried[-1] <= per_node * 2 ** math.ceil(math.log2(64 * least / per_node))
     with pytest.raises(InputError, match="even at their peak"):
         meet_deadline(
             replace_nodes(search, 2), tokens, flops / (300e12 * (2 * per_node + 0.5)), iter
