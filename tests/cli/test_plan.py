@@ -76,6 +76,14 @@ def test_a_budget_that_is_too_small_buys_as_many_tokens_as_it_can(capsys):
     assert alone["gpus"] == 128 and alone["tokens"] <= plan["tokens"]
 
 
+def test_a_budget_of_less_than_an_hour_is_not_shown_as_none(capsys):
+    arguments = ["plan", "--model", "tiny", "--gpus", "4", "--node-hours", "0.25"]
+    _, text, _ = run_cli(capsys, *arguments)
+    assert "budget       0.25 node-hours: the run takes" in text
+    (row,) = _document(capsys, *arguments)["runs"]
+    assert f" {row['node_hours']:.3g}" in text.split("GPUs  ")[1].splitlines()[2]
+
+
 def test_the_rule_of_dense_models_is_said_to_be_theirs(capsys):
     arguments = ["--gpus", "64", "--machine", "dgx-h100"]
     _, text, _ = run_cli(capsys, "plan", "--model", "qwen3-30b-a3b", *arguments)
