@@ -109,7 +109,7 @@ def _document(capsys, *arguments):
         (["--node-hours", "0"], "--node-hours"),
         (["--node-hours", "1e400"], "--node-hours"),
         (["--node-hours", "1e300"], "node_hours is 1e+300; allowed: 0 to 1e+12"),
-        (["--gpus", "64", "--gpu-hours", "2e12"], "gpu_hours is 2e+12"),
+        (["--gpus", "64", "--gpu-hours", "2e12"], "gpu_hours is 2000000000000.0"),
         (["--gpu-hours", "30d"], "--gpu-hours"),
         (["--gpus", "64", "--node-hours", "1e-9"], "--node-hours"),
         (["--gpus", "64", "--node-hours", "0.001"], "before the first step"),
