@@ -251,14 +251,15 @@ def _work_of_collective(operation: Collective, seconds: float, player: Player) -
     bound_by = player.prediction.scenario.machine.links[level].name if level >= 0 else ""
     rate = float(links.bandwidth_bytes_per_s[row])
     if links.curve[row] >= 0 or links.ring.curve[row] >= 0:
-        rate = float(moved_fraction(kind, player.table.size(axis)[row])) * nbytes / seconds
+        moved_bytes = float(moved_fraction(kind, player.table.size(axis)[row])) * nbytes
+        rate = _rate_per_s(moved_bytes, seconds)
     n_calls = number(operation.n_calls, row)
     call_bytes = nbytes / max(n_calls, 1.0)
     return _Work(kind, bound_by, rate, nbytes=call_bytes, axis=axis, calls_per_issue=n_calls)
 
 
 def _rate_per_s(nbytes: float, seconds: float) -> float:
-    """Return bytes per second; 0 where a host is so fast that no time is left on the timeline."""
+    """Return bytes per second; 0 without time, for a fast host or a message without a call."""
     return nbytes / seconds if seconds else 0.0
 
 
