@@ -337,7 +337,7 @@ def test_a_reason_and_a_page_can_be_asked_for_together(capsys, tmp_path):
 def test_low_weights_without_low_products_are_refused_by_every_command(capsys, command, strategy):
     gpus = ["--gpus", "8,16" if command == "scale" else "8"]
     named = ["--strategies" if command == "compare" else "--strategy", strategy]
-    engine = [] if strategy == "megatron" else ["--engine", "torchtitan"]
+    engine = [] if strategy == "megatron" else ["--engine", "torchtitan-2025"]
     grid = ["--grid", "tensor=1,shard=8,replica=1"] if command == "explain" else []
     words = [command, *gpus, "--model", "llama3-8b", *named, *engine, *grid, "--low-weights"]
     assert_refused(capsys, *words, culprit="--low-weights: precision is bf16")
