@@ -406,7 +406,7 @@ def test_a_script_has_its_own_arguments(tmp_path, capsys):
     code, _, err = run_cli(capsys, *words)
     assert code == 2 and "line 4: SystemExit: 2" in err
     code, _, err = run_cli(capsys, "rehearse", "--gpus", "8", "--", "--width")
-    assert code == 2 and "'--width' is an argument of no --script" in err
+    assert code == 2 and "'--width' goes with --script only" in err
 
 
 def test_a_script_of_which_several_steps_may_count_is_said_to_be_whole(tmp_path, capsys):

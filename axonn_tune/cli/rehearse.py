@@ -102,7 +102,7 @@ def command(
         )
         return
     if arguments:
-        raise InputError(f"rehearse: '{arguments[0]}' is an argument of no --script")
+        raise InputError(f"rehearse: '{arguments[0]}' goes with --script only")
     if gpus is None or model is None or grid is None or ranks is not None:
         raise InputError("rehearse: give --gpus, --model and --grid, or --script with --ranks")
     search, comparison = rehearse(model, gpus, grid, whole_step, **options)

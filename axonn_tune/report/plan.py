@@ -38,7 +38,7 @@ _COLUMNS: tuple[Column[TrainingRun], ...] = (
     ("useful %", lambda run: percent(run.useful_fraction)),
     ("days", lambda run: _days(run.wall_seconds)),
     ("90 % interval", lambda run: _range(run)),
-    ("node-hours", lambda run: f"{run.node_hours:.0f}"),
+    ("node-hours", lambda run: _hours(run.node_hours)),
     ("GPU-hours", lambda run: format_count(run.gpu_hours)),
     ("MWh", lambda run: _megawatt_hours(run)),
 )
@@ -121,7 +121,7 @@ def _limits_text(limits: Limits) -> str:
 
 def _budget_text(limits: Limits) -> str:
     if limits.node_hours is not None:
-        return f"{limits.node_hours:.0f} node-hours"
+        return f"{_hours(limits.node_hours)} node-hours"
     return f"{format_count(limits.gpu_hours or 0.0)} GPU-hours"
 
 
@@ -251,7 +251,7 @@ def _plan_pairs(plan: RunPlan) -> list[tuple[str, str]]:
             f"{failures.interval_seconds / best.step_seconds:.0f} steps); a restart takes "
             f"{failures.restart_seconds / 60:.0f} min",
         ),
-        ("node-hours", f"{run.node_hours:.0f} ({format_count(run.gpu_hours)} GPU-hours)"),
+        ("node-hours", f"{_hours(run.node_hours)} ({format_count(run.gpu_hours)} GPU-hours)"),
         ("energy", _energy_text(run)),
         ("money", _money_text(run)),
     ]
@@ -288,6 +288,11 @@ def _days(seconds: float) -> str:
     if math.isinf(days):
         return "never"
     return f"{days:.1f}" if days >= 1 else f"{days:.2g}"
+
+
+def _hours(hours: float) -> str:
+    """Return whole hours, or three digits of few."""
+    return f"{hours:.0f}" if hours >= 10 else f"{hours:.3g}"
 
 
 def _days_text(seconds: float) -> str:

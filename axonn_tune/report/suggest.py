@@ -195,7 +195,7 @@ def _draw_parts(axes: Any, predictions: Sequence[Prediction]) -> None:
 
 def _draw_tradeoff(axes: Any, ranking: Ranking) -> None:
     seconds = ranking.step_seconds
-    memory = np.array([gib(n_bytes) for n_bytes in ranking.memory_bytes])
+    memory = np.array([gib(n_bytes) for n_bytes in ranking.stated_bytes])
     for fits, color, label in ((True, "C0", "fits"), (False, "C3", "out of memory")):
         rows = ranking.fits == fits
         if rows.any():

@@ -40,7 +40,7 @@ from axonn_tune.spec.plan import Array
 from axonn_tune.spec.recomputation import extent
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluation
-from axonn_tune.step.predict import predictions_of
+from axonn_tune.step.predict import peak_bytes, predictions_of
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.spread import deviations, spread
 
@@ -75,7 +75,7 @@ class Ranking:
     step_seconds, exposed_seconds, bubble_seconds
         Times of a step, of its exposed communication and of its bubble.
     memory_bytes
-        Peak memory of a rank.
+        Peak memory of a rank that decides whether it fits (see `stated_bytes`).
     fits
         Whether the memory suffices.
     paper_seconds
@@ -145,6 +145,14 @@ class Ranking:
     def uncertainty(self) -> Uncertainty:
         """The uncertainty of the times of the fastest rows that fit."""
         return uncertainty(self.search.scenario, self.table, self.step_seconds, self.fits)
+
+    @cached_property
+    def stated_bytes(self) -> Array:
+        """Peak memory as the predictions state it, with freed memory that no search looks for."""
+        stated = np.empty(len(self))
+        for rows in self.table.alike():
+            stated[rows] = peak_bytes(self.search.scenario, self.table.take(rows))
+        return stated
 
     def prediction(self, row: int) -> Prediction:
         """Return the prediction at one row; row 0 is the best."""

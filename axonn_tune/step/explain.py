@@ -259,7 +259,7 @@ def _work_of_collective(operation: Collective, seconds: float, player: Player) -
 
 
 def _rate_per_s(nbytes: float, seconds: float) -> float:
-    """Return bytes per second; 0 where no time is left on the timeline."""
+    """Return bytes per second; 0 without time, for a fast host or a message without a call."""
     return nbytes / seconds if seconds else 0.0
 
 

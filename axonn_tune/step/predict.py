@@ -133,6 +133,12 @@ def predictions_of(
     ]
 
 
+def peak_bytes(scenario: Scenario, table: CandidateTable) -> Array:
+    """Return the peak memory of candidates that are alike as their predictions state it."""
+    total_bytes, _ = memory_bytes(scenario, table, runs_ahead=_runs_ahead(scenario, table))
+    return total_bytes
+
+
 def _runs_ahead(scenario: Scenario, table: CandidateTable) -> np.ndarray:
     """Return where the host of a stage runs ahead, if what the allocator holds depends on it."""
     if scenario.strategy.engine.memory.held_back_tensors is None or not table.is_pipelined:

@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass, fields
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.checks import require_positive
+from axonn_tune.spec.checks import require_between, require_positive
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.units import HOUR_SECONDS
+
+MOST_HOURS = 1e12  # those of ten million GPUs in ten years
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Limits:
             value = getattr(self, field.name)
             if value is not None:
                 require_positive("plan", field.name, value)
+                if field.name != "deadline_seconds":
+                    require_between("plan", field.name, value, 0.0, MOST_HOURS)
         if self.node_hours is not None and self.gpu_hours is not None:
             raise InputError("give either --node-hours or --gpu-hours, not both")
 

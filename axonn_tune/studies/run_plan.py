@@ -98,18 +98,12 @@ def _on_its_gpus(search: Search, tokens: float | None, limits: Limits) -> Traini
     """Return the run on the search's GPUs, over the tokens or what the limits let it train."""
     run = training_run(search, MOST_TOKENS if tokens is None else tokens)
     if math.isinf(run.wall_seconds):
-        failures = run.failures
-        raise InputError(
-            f"a job on {run.scenario.job.n_gpus} GPUs fails every {failures.mtbf_seconds:.3g} s "
-            f"and takes {failures.checkpoint_seconds:.3g} s to write a checkpoint and "
-            f"{failures.restart_seconds:.3g} s to go on, so that it never ends; allowed: fewer "
-            "--gpus, a longer --gpu-mtbf, a shorter --restart, a faster --storage"
-        )
+        raise _never_ends(run)
     if tokens is not None:
         return run
     bought = _over_what_limits_buy([run], limits)
     if not bought:
-        raise InputError(_too_little(limits))
+        raise _too_little(limits)
     return bought[0]
 
 
@@ -138,6 +132,8 @@ def meet_deadline(
     if not runs:
         raise _nothing_fits(search, counts)
     best = min(runs, key=lambda run: run.wall_seconds)
+    if math.isinf(best.wall_seconds):
+        raise _never_ends(best)
     raise InputError(
         f"no count of GPUs meets --deadline, of {_span(counts)}: {best.scenario.job.n_gpus} come "
         f"nearest with {best.wall_seconds / DAY_SECONDS:.3g} days; {_hint(search, counts)}"
@@ -179,7 +175,9 @@ def spend_budget(
         return runs[: runs.index(best) + 1]
     bought = _over_what_limits_buy(runs, limits)
     if not bought:
-        raise InputError(_too_little(limits))
+        fewest = runs[-1]
+        is_endless = math.isinf(fewest.over(fewest.scenario.job.tokens).wall_seconds)
+        raise _never_ends(fewest) if is_endless else _too_little(limits)
     most_tokens = max(bought, key=lambda run: run.tokens)
     return bought[: bought.index(most_tokens) + 1]
 
@@ -210,10 +208,23 @@ def _over_what_limits_buy(runs: Sequence[TrainingRun], limits: Limits) -> list[T
     return [run for run in bought if run.tokens > 0]
 
 
-def _too_little(limits: Limits) -> str:
-    """Say that the limits end before the first step."""
-    unit = "--gpu-hours" if limits.node_hours is None else "--node-hours"
-    return f"{unit} and --deadline end before the first step; allowed: larger ones"
+def _too_little(limits: Limits) -> InputError:
+    """Return the error that the limits end before the first step."""
+    given = "--gpu-hours" if limits.node_hours is None else "--node-hours"
+    if limits.deadline_seconds is not None:
+        given += " and --deadline"
+    return InputError(f"{given} end before the first step; allowed: larger ones")
+
+
+def _never_ends(run: TrainingRun) -> InputError:
+    """Return the error that failures come sooner than a run gets on."""
+    failures = run.failures
+    return InputError(
+        f"a job on {run.scenario.job.n_gpus} GPUs fails every {failures.mtbf_seconds:.3g} s "
+        f"and takes {failures.checkpoint_seconds:.3g} s to write a checkpoint and "
+        f"{failures.restart_seconds:.3g} s to go on, so that it never ends; allowed: fewer "
+        "--gpus, a longer --gpu-mtbf, a shorter --restart, a faster --storage"
+    )
 
 
 def _nothing_fits(search: Search, counts: Sequence[int], which: str = "") -> InputError:

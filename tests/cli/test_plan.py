@@ -76,6 +76,14 @@ def test_a_budget_that_is_too_small_buys_as_many_tokens_as_it_can(capsys):
     assert alone["gpus"] == 128 and alone["tokens"] <= plan["tokens"]
 
 
+def test_a_budget_of_less_than_an_hour_is_not_shown_as_none(capsys):
+    arguments = ["plan", "--model", "tiny", "--gpus", "4", "--node-hours", "0.25"]
+    _, text, _ = run_cli(capsys, *arguments)
+    assert "budget       0.25 node-hours: the run takes" in text
+    (row,) = _document(capsys, *arguments)["runs"]
+    assert f" {row['node_hours']:.3g}" in text.split("GPUs  ")[1].splitlines()[2]
+
+
 def test_the_rule_of_dense_models_is_said_to_be_theirs(capsys):
     arguments = ["--gpus", "64", "--machine", "dgx-h100"]
     _, text, _ = run_cli(capsys, "plan", "--model", "qwen3-30b-a3b", *arguments)
@@ -100,6 +108,8 @@ def _document(capsys, *arguments):
         (["--gpus", "64", "--node-hours", "1k", "--gpu-hours", "4k"], "--gpu-hours"),
         (["--node-hours", "0"], "--node-hours"),
         (["--node-hours", "1e400"], "--node-hours"),
+        (["--node-hours", "1e300"], "node_hours is 1e+300; allowed: 0 to 1e+12"),
+        (["--gpus", "64", "--gpu-hours", "2e12"], "gpu_hours is 2000000000000.0"),
         (["--gpu-hours", "30d"], "--gpu-hours"),
         (["--gpus", "64", "--node-hours", "1e-9"], "--node-hours"),
         (["--gpus", "64", "--node-hours", "0.001"], "before the first step"),
@@ -107,6 +117,9 @@ def _document(capsys, *arguments):
         (["--gpus", "64", "--tokens", "0"], "--tokens"),
         (["--gpus", "64", "--tokens", "1e400"], "--tokens"),
         (["--gpus", "64", "--gpu-mtbf", "1s"], "so that it never ends"),
+        (["--node-hours", "9k", "--gpu-mtbf", "1s"], "so that it never ends"),
+        (["--deadline", "90d", "--gpu-mtbf", "1s"], "so that it never ends"),
+        (["--gpus", "64", "--gpu-hours", "0.001"], "--gpu-hours end before the first step"),
         (["--deadline", "soon"], "--deadline"),
         (["--deadline", "1ms"], "--deadline"),
         (["--gpus", "64", "--gpu-mtbf", "-1d"], "--gpu-mtbf"),

@@ -178,10 +178,13 @@ def test_the_second_step_of_a_script_is_recorded(tmp_path, capsys):
     assert not dist.is_initialized()
 
 
-def test_a_script_without_a_step_is_recorded_whole(tmp_path):
+@pytest.mark.parametrize("ending", ["del step", "raise SystemExit(0)"])
+def test_a_script_without_a_step_is_recorded_whole(tmp_path, ending):
     path = tmp_path / "train.py"
-    path.write_text(SCRIPT + "for _ in range(3): step()\ndel step\n")
-    assert rehearse_script(str(path), 16).counts[Product(4, 8, 8, "NN", "fp32")] == 1 + 2 + 3
+    path.write_text(f"{SCRIPT}for _ in range(3): step()\n{ending}\n")
+    rehearsal = rehearse_script(str(path), 16)
+    assert rehearsal.counts[Product(4, 8, 8, "NN", "fp32")] == 1 + 2 + 3
+    assert not rehearsal.is_one_step
 
 
 def test_tensors_of_the_whole_size_that_no_rank_holds_are_not_recorded(tmp_path):

@@ -83,6 +83,15 @@ def test_what_nearly_fits_is_ranked_apart_and_a_margin_lets_it_in():
     assert near.prediction(0).configuration in [p.configuration for p in wider.top()]
 
 
+def test_all_rows_of_a_figure_take_the_memory_that_their_predictions_state():
+    """Searches leave out what nanotron's stages hold only where their hosts run ahead."""
+    ranking = rank_candidates(build_search("llama3-8b", 64, "dgx-h100", engine="nanotron"))
+    stated = [prediction.memory_bytes for prediction in ranking.top()]
+    assert ranking.stated_bytes.tolist() == stated
+    assert (ranking.stated_bytes > ranking.memory_bytes).any()
+    assert (ranking.stated_bytes <= ranking.search.scenario.memory_capacity_bytes).all()
+
+
 def test_a_margin_is_kept_free():
     for margin, kept in (("2GiB", 2.0), ("5%", 2.0), (None, 0.0)):
         ranking = rank_candidates(build_search("80b", 1024, memory_margin=margin))

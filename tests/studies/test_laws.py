@@ -365,7 +365,7 @@ def test_a_restart_reads_the_checkpoint_that_was_written():
 
 @pytest.mark.parametrize("per_node", [1, 3, 4, 6])
 @pytest.mark.parametrize("n_nodes", [None, 20, 100])
-def test_counts_that_are_tried_are_whole_nodes_of_powers_of_two_and_halfway(per_node, n_nodes):
+def test_counts_of_nodes_that_are_tried_are_powers_of_two_and_halfway(per_node, n_nodes):
     """Counts begin at what would do at the peak and end at 64 times that, or at what there is."""
     nodes = None if n_nodes is None else quantity(float(n_nodes))
     machine = machine_of(units=(1, per_node) if per_node > 1 else (1, 2), ranks_per_node=per_node)

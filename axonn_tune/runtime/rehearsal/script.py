@@ -43,6 +43,7 @@ def rehearse_script(path: str, n_ranks: int, arguments: Sequence[str] = ()) -> R
     code = load_program(path)
     start = time.perf_counter()
     with rehearsed(n_ranks) as tape, _environment(path, n_ranks, arguments):
+        is_one_step = False  # unless it runs to its end
         try:
             is_one_step = _run(code, path, tape)
         except (Exception, SystemExit) as error:
