@@ -106,8 +106,9 @@ def _environment(prediction: Prediction, strategy: Megatron3D) -> dict[str, str]
     # Megatron-FSDP asserts that the variable is not set.
     if not strategy.shards_gradients:
         n_split = prod(prediction.layout.size(axis) for axis in strategy.split_axes)
-        has_queues = strategy.overlaps_experts or not prediction.scenario.machine.gpu.one_queue
-        environment[_CONNECTIONS] = _MANY if has_queues or n_split == 1 else _FEW
+        one_queue = prediction.scenario.machine.gpu.one_queue
+        has_one = strategy.has_one_connection(one_queue, n_split)
+        environment[_CONNECTIONS] = _FEW if has_one else _MANY
     return environment
 
 

@@ -31,7 +31,17 @@ from axonn_tune.simulate.program import OpIndex
 from axonn_tune.simulate.step import PlayedStep, played_step
 from axonn_tune.spec.candidates import CandidateTable, Ints
 from axonn_tune.spec.machine import KernelRates, Machine
-from axonn_tune.spec.plan import Array, Collective, Gemm, HostCopy, Part, Size, Transfer
+from axonn_tune.spec.plan import (
+    Array,
+    Collective,
+    Gemm,
+    HostCopy,
+    Part,
+    Phase,
+    Size,
+    StepPlan,
+    Transfer,
+)
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.schedules import KernelTimes, Schedules, names_of
 
@@ -139,13 +149,10 @@ class Evaluator:
         """
         plan = self.schedules.plan
         table = self.schedules.table
-        factor = self.scenario.machine.kernels.issue_factor.value
         ahead = np.zeros(len(table))
         for times, parts in plan.last_passes:
             for part in parts:
-                waits = self.scenario.wait_seconds_per_rank(plan, part)
-                issue = self.scenario.issue_seconds
-                of_host = host_seconds(part.phases, table, issue, factor, waits)
+                of_host = host_seconds_of(self.scenario, plan, part, part.phases, table)
                 ahead = ahead + times * (_kernel_seconds(self.kernels, part) - of_host)
         return (ahead > 0.0)[self.rows]
 
@@ -344,24 +351,35 @@ class _PlayedChunk:
 
         Where stages make it wait, layouts have one rank order, that of the plan.
         """
-        issue_seconds = scenario.issue_seconds
-        wait_seconds = scenario.wait_seconds_per_rank(self._schedules.plan, part)
-        if not issue_seconds and not np.any(wait_seconds):
+        plan, table = self._schedules.plan, self._schedules.table
+        if not scenario.issue_seconds and not np.any(scenario.wait_seconds_per_rank(plan, part)):
             return 0.0
-        factor = scenario.machine.kernels.issue_factor.value
-        table = self._schedules.table
-        return host_seconds(part.phases, table, issue_seconds, factor, wait_seconds)[self._rows]
+        return host_seconds_of(scenario, plan, part, part.phases, table)[self._rows]
+
+
+def host_seconds_of(
+    scenario: Scenario, plan: StepPlan, part: Part, phases: Sequence[Phase], table: CandidateTable
+) -> Array:
+    """Return how long the host needs to issue some phases of a part, for each row of the plan."""
+    return host_seconds(
+        phases,
+        table,
+        scenario.issue_seconds,
+        scenario.machine.kernels.issue_factor.value,
+        scenario.wait_seconds_per_rank(plan, part),
+    )
 
 
 def _on_machines(priced: Sequence[T], price: Callable[[T], Array]) -> Array:
     """Return times on M machines, shape (M, chunk), from what makes the time on each of them.
 
-    What several machines share is priced once.
+    What machines share with the first one is priced once.
     """
-    if len(priced) == 1:
-        return price(priced[0])[None]
-    times = {each: price(each) for each in dict.fromkeys(priced)}
-    return np.stack([times[each] for each in priced])
+    first, *others = priced
+    of_first = price(first)
+    if not others:
+        return of_first[None]
+    return np.stack([of_first, *(of_first if each is first else price(each) for each in others)])
 
 
 def _collectives(evaluators: Sequence[Evaluator]) -> list[CollectivePrices]:

@@ -12,7 +12,6 @@ from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.prices import (
     CollectivePrices,
     KernelPrices,
-    host_seconds,
     issued_seconds,
     lanes,
 )
@@ -49,7 +48,7 @@ from axonn_tune.spec.plan import (
 )
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.schedule import DUALPIPE
-from axonn_tune.step.evaluate import interference
+from axonn_tune.step.evaluate import host_seconds_of, interference
 from axonn_tune.step.predict import candidate_table
 from axonn_tune.step.prediction import Prediction
 
@@ -224,10 +223,7 @@ class PricedPlan:
         key = (part.name, most_layers)
         if key not in self._least:
             phases = shortened_phases(part, most_layers)
-            issue_seconds = self._scenario.issue_seconds
-            factor = self._scenario.machine.kernels.issue_factor.value
-            wait_seconds = self._scenario.wait_seconds_per_rank(self.plan, part)
-            of_host = host_seconds(phases, self.table, issue_seconds, factor, wait_seconds)
+            of_host = host_seconds_of(self._scenario, self.plan, part, phases, self.table)
             self._least[key] = self._collectives.least_seconds(phases), of_host
         return self._least[key]
 

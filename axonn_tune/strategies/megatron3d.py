@@ -311,12 +311,20 @@ class Megatron3D:
     def has_one_queue(self, gpu_has_one: bool, n_split: Size) -> np.ndarray:
         """Return whether the kernels of all streams wait in one queue, shape (C,).
 
+        With one connection they do, unless the engine says that its kernels do not
+        (`MegatronProgram.one_queue`), such as those of a CUDA graph.
+        """
+        return self.engine.megatron.one_queue & self.has_one_connection(gpu_has_one, n_split)
+
+    def has_one_connection(self, gpu_has_one: bool, n_split: Size) -> np.ndarray:
+        """Return whether the host has one connection to its GPU, shape (C,).
+
         `gpu_has_one` is `Gpu.one_queue`, and `n_split` the number of ranks along `split_axes`.
-        Where exchanges of experts overlap with another micro-batch, there are several queues
+        Where exchanges of experts overlap with another micro-batch, there are several
         (Megatron-Bridge v0.4.0, scripts/performance/perf_plugins.py,
         _set_num_cuda_device_max_connections).
         """
-        has_one = gpu_has_one and self.engine.megatron.one_queue and not self.overlaps_experts
+        has_one = gpu_has_one and not self.overlaps_experts
         return np.asarray(n_split) > (1 if has_one else np.inf)
 
     def memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
