@@ -10,18 +10,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from axonn_tune.api import compare as compare
-    from axonn_tune.api import explain as explain
-    from axonn_tune.api import launch as launch
-    from axonn_tune.api import plan as plan
-    from axonn_tune.api import predict as predict
-    from axonn_tune.api import scale as scale
-    from axonn_tune.api import suggest as suggest
-    from axonn_tune.api import whatif as whatif
+    from axonn_tune.api.answers import compare as compare
+    from axonn_tune.api.answers import explain as explain
+    from axonn_tune.api.answers import launch as launch
+    from axonn_tune.api.answers import plan as plan
+    from axonn_tune.api.answers import predict as predict
+    from axonn_tune.api.answers import scale as scale
+    from axonn_tune.api.answers import suggest as suggest
+    from axonn_tune.api.answers import whatif as whatif
+    from axonn_tune.api.measuring import calibrate as calibrate
+    from axonn_tune.api.measuring import validate as validate
+    from axonn_tune.api.scoring import score as score
     from axonn_tune.io.presets import load_machine as load_machine
     from axonn_tune.io.presets import load_model as load_model
-    from axonn_tune.measuring import calibrate as calibrate
-    from axonn_tune.measuring import validate as validate
 
 __version__ = "0.1.0"
 
@@ -31,11 +32,12 @@ if "AXONN_TUNE_LAUNCHER" in os.environ:
 
     die_with_launcher()
 
-_API = ("compare", "explain", "launch", "plan", "predict", "scale", "suggest", "whatif")
+_ANSWERS = ("compare", "explain", "launch", "plan", "predict", "scale", "suggest", "whatif")
 _HOME = {
-    **dict.fromkeys(_API, "axonn_tune.api"),
-    "calibrate": "axonn_tune.measuring",
-    "validate": "axonn_tune.measuring",
+    **dict.fromkeys(_ANSWERS, "axonn_tune.api.answers"),
+    "calibrate": "axonn_tune.api.measuring",
+    "validate": "axonn_tune.api.measuring",
+    "score": "axonn_tune.api.scoring",
     "load_machine": "axonn_tune.io.presets",
     "load_model": "axonn_tune.io.presets",
 }

@@ -88,10 +88,10 @@ def command(
         kept = Kept(thin_fraction, options["most_shapes"], without_casts)
         import_logs(imports, options["machine"], output, name, log_options, kept)
         return
+    from axonn_tune.api.measuring import calibration_campaign, run_calibration
     from axonn_tune.cli.interrupts import resumable
     from axonn_tune.cli.output import emit
     from axonn_tune.io.journal import Journal
-    from axonn_tune.measuring import calibration_campaign, run_calibration
     from axonn_tune.report.calibrate import calibration_text
     from axonn_tune.runtime.ranks.launch import only_rank_0_speaks
 

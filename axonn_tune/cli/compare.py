@@ -68,7 +68,7 @@ def command(
       axonn-tune compare --gpus 64 --model llama3-8b --machine dgx-h100 \\
         --engine megatron-core,nanotron,fsdp2,fsdp2-eager,deepspeed
     """
-    from axonn_tune.api import comparison
+    from axonn_tune.api.answers import comparison
 
     names = [name.strip() for name in strategies.split(",")] if strategies else None
     contenders = comparison(
@@ -88,7 +88,7 @@ def _wanted(
     names: list[str] | None, grids: Sequence[str], engines: str | None
 ) -> Sequence[str] | None:
     """Return the strategies that a comparison was asked for; None for all."""
-    from axonn_tune.contenders import contenders_of
+    from axonn_tune.api.contenders import contenders_of
 
     if grids:
         return []
@@ -132,7 +132,7 @@ def emit_comparison(
 
 def left_out_of(searches: Sequence[Search], wanted: Sequence[str] | None) -> dict[str, list[str]]:
     """Return by reason the strategies that were wanted, None for all, and that no search has."""
-    from axonn_tune.contenders import left_out_of as left_out
+    from axonn_tune.api.contenders import left_out_of as left_out
 
     searched = {search.scenario.strategy.name for search in searches}
     return left_out(searches[0].scenario, searched, wanted)

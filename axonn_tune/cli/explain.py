@@ -62,10 +62,10 @@ def command(
       axonn-tune explain --gpus 1024 --model 80b --grid 1x4x64x4 --plot step.png
       axonn-tune explain --gpus 8 --model llama3-8b --grid 1x1x8x1 --measured trace.json
     """
+    from axonn_tune.api.searching import build_search
     from axonn_tune.cli.output import check_plot, emit_as, save_plot
     from axonn_tune.report import explain as report
     from axonn_tune.search.one_layout import best_of_layout
-    from axonn_tune.searching import build_search
     from axonn_tune.step.explain import explain
 
     check_plot(plot)

@@ -55,11 +55,11 @@ def command(
       axonn-tune launch --gpus 512 --model llama3-70b --strategy megatron --output run
       axonn-tune launch --gpus 384 --model 20b --machine frontier --strategy zeropp --output zeropp
     """
+    from axonn_tune.api.launching import configuration_to_launch
     from axonn_tune.errors import InputError
     from axonn_tune.io.files import changed_files, write_files
     from axonn_tune.job_scripts.sbatch import memory_warning
     from axonn_tune.job_scripts.script import engine_warning, launch_files
-    from axonn_tune.launching import configuration_to_launch
 
     has_engine = options["engine"] is not None
     chosen = configuration_to_launch(grid, framework, **options)

@@ -38,10 +38,10 @@ def command(
     """
     from dataclasses import replace
 
+    from axonn_tune.api.teaching import PROFILE_HEADER, learn_from
     from axonn_tune.cli.output import emit_as
     from axonn_tune.io.yaml_files import save_yaml
     from axonn_tune.report import learn as report
-    from axonn_tune.teaching import PROFILE_HEADER, learn_from
 
     learnt = learn_from(runs, machine, Progress("Learning", quiet))
     if output is not None:

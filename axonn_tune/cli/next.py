@@ -50,10 +50,10 @@ def command(runs: str | None, budget: int, quiet: bool, output_format: str, **op
       axonn-tune next --gpus 64 --model llama3-8b --strategy megatron --machine dgx-h100 \\
           --global-batch 256 --runs runs.csv --budget 4
     """
+    from axonn_tune.api.searching import build_search
+    from axonn_tune.api.teaching import propose
     from axonn_tune.cli.output import emit_as
     from axonn_tune.report import learn as report
-    from axonn_tune.searching import build_search
-    from axonn_tune.teaching import propose
 
     proposed = propose(build_search(**options), runs, budget, Progress("Learning", quiet))
     given = given_options(options)

@@ -88,9 +88,9 @@ def command(
       axonn-tune plan --model 80b --tokens 2T --gpus 4096 --node-hour-price 12.5USD
       axonn-tune plan --model 20b --gpus 512 --machine frontier --gpu-mtbf 3y
     """
+    from axonn_tune.api.searching import build_search
     from axonn_tune.cli.output import emit_as, with_machine_remark
     from axonn_tune.report import plan as report
-    from axonn_tune.searching import build_search
     from axonn_tune.studies.limits import Limits
     from axonn_tune.studies.run_plan import plan_run
     from axonn_tune.units import parse_count

@@ -79,9 +79,9 @@ def command(
       axonn-tune rehearse --script train_step.py --ranks 64 --machine perlmutter
       axonn-tune rehearse --script train_step.py --ranks 8 -- --layers 32
     """
+    from axonn_tune.api.rehearsing import rehearse, rehearse_script
     from axonn_tune.cli.output import emit_as
     from axonn_tune.errors import InputError
-    from axonn_tune.rehearsing import rehearse, rehearse_script
     from axonn_tune.report import rehearse as report
 
     if script is not None:

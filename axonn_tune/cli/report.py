@@ -101,7 +101,7 @@ def command(
 
 def page_searches(strategy: str, **options: Any) -> list[Search]:
     """Return the search of a strategy, or of each strategy for the name ``all``."""
-    from axonn_tune.searching import (
+    from axonn_tune.api.searching import (
         build_search,
         loaded,
         loaded_machine,

@@ -147,13 +147,13 @@ def _choose(
     """Return the search and the grid that was asked for or is the best, with how to train on it."""
     from math import prod
 
+    from axonn_tune.api.measuring import run_here
+    from axonn_tune.api.searching import build_search, loaded
     from axonn_tune.errors import InputError
-    from axonn_tune.measuring import run_here
     from axonn_tune.runtime.ranks.launch import default_dtype, ranks_at_hand
     from axonn_tune.runtime.request import require_built
     from axonn_tune.search.one_layout import best_of_layout
     from axonn_tune.search.rank import rank_best
-    from axonn_tune.searching import build_search, loaded
     from axonn_tune.spec.layout import parse_layout
 
     if (grid is not None) == suggest:

@@ -60,7 +60,7 @@ def command(
       axonn-tune scale --weak 5b,10b,20b,40b,80b,160b,320b --gpus 512..32768 --machine frontier
       axonn-tune scale --model llama3-8b --gpus 8..512 --batch-per-gpu 2 --machine alps --plot s.svg
     """
-    from axonn_tune.api import scaling_searches
+    from axonn_tune.api.answers import scaling_searches
     from axonn_tune.cli.output import check_plot, emit_as, save_plot, with_machine_remark
     from axonn_tune.report import scale as report
     from axonn_tune.studies.scaling import parse_counts, scale

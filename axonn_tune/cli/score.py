@@ -77,9 +77,9 @@ def command(
       axonn-tune score tonight.csv --machine dgx-h100 --max-error 0.15 --format json
       axonn-tune score tonight.csv --machine dgx-h100 --baseline yesterday.csv
     """
+    from axonn_tune.api.scoring import score
     from axonn_tune.cli.output import check_plot, emit_as, save_plot
     from axonn_tune.report import score as report
-    from axonn_tune.scoring import score
     from axonn_tune.validation.limits import at_most
 
     if baseline is not None:
@@ -109,8 +109,8 @@ def command(
 
 def _watch(runs: str, baseline: str, machine: str | None, quiet: bool) -> None:
     """Print how runs have changed since a baseline, and end with 1 if they became slower."""
+    from axonn_tune.api.teaching import watch
     from axonn_tune.report.learn import drift_line
-    from axonn_tune.teaching import watch
 
     drift = watch(runs, baseline, machine, Progress("Predicting", quiet))
     click.echo(drift_line(drift))

@@ -72,11 +72,11 @@ def command(
       axonn-tune suggest --gpus 1024 --model 80b --plot ranking.png --html report.html
       axonn-tune suggest --gpus 64 --model ./config.json --format json --output ranking.json
     """
+    from axonn_tune.api.searching import build_search
     from axonn_tune.cli.output import check_plot, emit, emit_as, save_plot, with_machine_remark
     from axonn_tune.report import suggest as report
     from axonn_tune.report.records import flat_record
     from axonn_tune.search.rank import rank_best
-    from axonn_tune.searching import build_search
 
     check_plot(plot)
     if options["strategy"] == "all":
@@ -91,7 +91,7 @@ def command(
         is_of_all = options["strategy"] == "all"
         write_report(page_searches(**options), words, html, quiet, is_of_all=is_of_all)
     if options["strategy"] == "all":
-        from axonn_tune.api import comparison
+        from axonn_tune.api.answers import comparison
         from axonn_tune.cli.compare import emit_comparison
         from axonn_tune.cli.progress import Progress
 

@@ -90,9 +90,9 @@ def command(
         --global-batch 1 --measured run.json --output trace.json
       axonn-tune trace --format chakra --gpus 64 --model 5b --grid 1x4x8x2 --layers 2 --output et
     """
+    from axonn_tune.api.searching import build_search
     from axonn_tune.errors import InputError
     from axonn_tune.search.one_layout import layout_or_best
-    from axonn_tune.searching import build_search
     from axonn_tune.step.timeline import drawable_microsteps
 
     if output_format == "chakra" and measured is not None:

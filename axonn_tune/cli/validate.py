@@ -111,7 +111,7 @@ def command(
         earlier = load_baseline()
         validation = load_json(source, Validation)
     else:
-        from axonn_tune.measuring import validation_campaign
+        from axonn_tune.api.measuring import validation_campaign
         from axonn_tune.runtime.ranks.launch import is_speaker, only_rank_0_speaks
 
         with only_rank_0_speaks():
@@ -152,10 +152,10 @@ def _run(
     trace: str | None,
 ) -> Validation | None:
     """Run the campaign and write its report and its trace; return None on ranks other than 0."""
+    from axonn_tune.api.measuring import run_validation
     from axonn_tune.cli.interrupts import resumable
     from axonn_tune.cli.output import as_json, emit
     from axonn_tune.io.json_files import save_json
-    from axonn_tune.measuring import run_validation
     from axonn_tune.report.trace import trace_document
 
     with _journal_next_to(output) as keeper:

@@ -63,11 +63,11 @@ def command(
       axonn-tune whatif --gpus 1024 --model 80b --set "gpu.memory=80 GiB" --sensitivities
       axonn-tune whatif --gpus 512 --model 40b --machine frontier --by 2 --format csv
     """
-    from axonn_tune.api import changed_machine
+    from axonn_tune.api.answers import changed_machine
+    from axonn_tune.api.searching import build_search
     from axonn_tune.cli.output import emit_as, with_machine_remark
     from axonn_tune.report import whatif as report
     from axonn_tune.search.rank import with_best_batch
-    from axonn_tune.searching import build_search
     from axonn_tune.studies.whatif import influences, what_if
 
     search = with_best_batch(build_search(**options))

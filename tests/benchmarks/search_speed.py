@@ -22,9 +22,9 @@ import statistics
 import time
 
 from axonn_tune import processes
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import NoCandidateError
 from axonn_tune.search.rank import HOST_MEMORY_REASON, MEMORY_REASON, rank_best
-from axonn_tune.searching import build_search
 
 MODELS = ("5b", "10b", "20b", "40b", "60b", "80b", "160b", "320b", "640b")
 GPU_COUNTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.calibration import selection
 from axonn_tune.calibration.fit.links import LevelShape, fitted_levels
 from axonn_tune.calibration.measure.kernels import points_by_name
@@ -13,7 +14,6 @@ from axonn_tune.calibration.measure.links import whole_bytes
 from axonn_tune.calibration.wanted import kernels_of, largest_messages
 from axonn_tune.io.presets import load_model
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.searching import build_search
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job

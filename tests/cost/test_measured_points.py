@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from prices import attention_seconds
 from worlds import machine_of, quantity
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.cost.curve import Curve, Spline
 from axonn_tune.cost.links import axis_links, placement_links, ring_share
 from axonn_tune.cost.memory_bound import memory_bound_seconds
@@ -16,7 +17,6 @@ from axonn_tune.cost.prices import CollectivePrices, group_seconds
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.layout import AXONN_AXES, grid_layout

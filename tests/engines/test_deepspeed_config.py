@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.job_scripts.script import launch_files
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 
 pytest.importorskip("deepspeed")
 

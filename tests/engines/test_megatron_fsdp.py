@@ -11,11 +11,11 @@ from build import layout_of, memory_terms, number, operations, plan_of
 from worlds import FFN, HIDDEN, SEQ, VOCAB, machine_of, small_llama, with_host
 
 import axonn_tune
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_engine
 from axonn_tune.job_scripts.script import launch_files
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Collective, HostCopy, MemoryBound

@@ -8,10 +8,10 @@ import json
 
 import pytest
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.script import launch_files
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 
 
 def written(model, n_gpus, layout, framework=None, train=None, machine="dgx-h100", **options):

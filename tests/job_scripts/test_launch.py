@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from command_line import run_cli
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.cli.main import main
 from axonn_tune.errors import InputError
 from axonn_tune.io.package_data import training_program
@@ -18,7 +19,6 @@ from axonn_tune.job_scripts.axonn import rank_lines
 from axonn_tune.job_scripts.script import FRAMEWORKS, launch_files
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.searching import build_search
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.layout import grid_layout, parse_layout
 from axonn_tune.strategies.named import STRATEGIES, strategy_named

@@ -4,10 +4,10 @@ import warnings
 
 import pytest
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.io.kineto import load_trace
 from axonn_tune.job_scripts.script import launch_files
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 from axonn_tune.step.explain import explain
 from axonn_tune.step.traced import beside_trace
 

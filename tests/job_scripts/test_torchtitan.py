@@ -2,12 +2,12 @@
 
 import pytest
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import list_models
 from axonn_tune.job_scripts.script import launch_files
 from axonn_tune.job_scripts.torchtitan import MODELS, flags
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 
 
 def prediction_of(model, layout, gpus=64, engine="torchtitan", **options):

@@ -6,10 +6,10 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.learning import choose
 from axonn_tune.learning.choose import next_layouts
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.searching import build_search
 
 
 @pytest.fixture(scope="module")

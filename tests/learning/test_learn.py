@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_engine, load_machine
 from axonn_tune.io.yaml_files import load_yaml, save_yaml
 from axonn_tune.learning.learn import LEAST_SPREAD, Trial, learn, stated_spreads
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 from axonn_tune.spec.learnable import improved, learnable
 from axonn_tune.spec.machine import Machine, Quantity
 from axonn_tune.step.predict import predict

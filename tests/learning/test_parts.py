@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from traces import traced_as_planned
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.io.presets import load_machine
 from axonn_tune.learning.fit import fitted
 from axonn_tune.learning.learn import Trial, learn
 from axonn_tune.learning.parts import parts_of
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 from axonn_tune.spec.learnable import improved, learnable
 from axonn_tune.spec.traced import Trace
 from axonn_tune.step.explain import explain

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.io.presets import load_machine
 from axonn_tune.learning.learn import Trial
 from axonn_tune.learning.watch import drift
 from axonn_tune.report.learn import drift_line
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 from axonn_tune.spec.learnable import learnable
 
 MACHINE = load_machine("dgx-h100")

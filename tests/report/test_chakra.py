@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from execution_traces import play, read_trace
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.io.presets import load_model
 from axonn_tune.report.chakra import ExecutionTraces
 from axonn_tune.report.wire import bytes_field, integer_field, integers_field, varint
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.plan import Attention, Collective, Gemm, HostWork, MemoryBound
 from axonn_tune.step.rank_graphs import StepGraphs

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.io.json_files import load_json
 from axonn_tune.io.package_data import page_parts
 from axonn_tune.report.report import page_document, page_html
 from axonn_tune.report.suggest import ranking_text
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.searching import build_search
 from axonn_tune.spec.validation import Validation
 
 REMARKS = ("No clear winner", "Track record", "* ", "tight:", "near:")

@@ -3,7 +3,8 @@
 import pytest
 
 import axonn_tune
-from axonn_tune.api import comparison
+from axonn_tune.api.answers import comparison
+from axonn_tune.api.searching import build_search
 from axonn_tune.report.compare import comparison_text
 from axonn_tune.report.explain import explanation_text
 from axonn_tune.report.phrases import assumption_line
@@ -11,7 +12,6 @@ from axonn_tune.report.records import assumptions
 from axonn_tune.report.suggest import ranking_text
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import rank_best
-from axonn_tune.searching import build_search
 from axonn_tune.step.explain import explain
 
 MEGATRON = {"strategy": "megatron", "micro_batch": 1}

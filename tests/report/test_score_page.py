@@ -2,11 +2,11 @@
 
 import pytest
 
+from axonn_tune.api.scoring import score
 from axonn_tune.io.package_data import page_parts
 from axonn_tune.report.report import page_html
 from axonn_tune.report.score import score_document, score_page
 from axonn_tune.reproduce.score import Score, memory_verdicts
-from axonn_tune.scoring import score
 
 RUNS = """model,gpus,layout,global_batch,micro_batch,engine,recompute,step_seconds,memory_gib
 llama3-8b,8,shard=8,16,2,torchtitan-2024,selective,2.457,77

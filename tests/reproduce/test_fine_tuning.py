@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.fine_tuning import fine_tuning
 from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders, by_maker
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 
 PAGE = " ".join((Path(__file__).parents[2] / "docs/fine-tuning.md").read_text().split())
 

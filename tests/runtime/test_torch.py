@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from runtime.ranks import on_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 
+from axonn_tune.api.searching import build_search  # noqa: E402
 from axonn_tune.errors import InputError  # noqa: E402
 from axonn_tune.io.presets import load_model  # noqa: E402
 from axonn_tune.runtime.native.trainer import MasterWeights  # noqa: E402
@@ -16,7 +17,6 @@ from axonn_tune.runtime.rehearsal.world import rehearsed  # noqa: E402
 from axonn_tune.runtime.request import RunRequest  # noqa: E402
 from axonn_tune.runtime.run import build_trainer  # noqa: E402
 from axonn_tune.search.one_layout import best_of_layout  # noqa: E402
-from axonn_tune.searching import build_search  # noqa: E402
 from axonn_tune.spec.blocks import Experts, LatentAttention  # noqa: E402
 from axonn_tune.spec.candidates import Layout  # noqa: E402
 from axonn_tune.spec.configuration import Configuration  # noqa: E402

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.batches import (
     BatchRule,
@@ -17,7 +18,6 @@ from axonn_tune.search.batches import (
 )
 from axonn_tune.search.one_layout import best_of_layout, why_not
 from axonn_tune.search.rank import best_of, rank_candidates, with_best_batch
-from axonn_tune.searching import build_search
 from axonn_tune.strategies.axonn4d import AXONN
 from axonn_tune.strategies.zero import zero3
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from build import play_at_once
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.searching import build_search
 
 SEARCHES = [
     pytest.param("tiny", 8, {}, id="pipelines of several lengths"),

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from axonn_tune.api import comparison
+from axonn_tune.api.answers import comparison
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.io.presets import load_machine
 from axonn_tune.search.one_layout import why_not
 from axonn_tune.search.rank import HOST_MEMORY_REASON, rank_candidates
-from axonn_tune.searching import build_search
 
 GIB = 2**30
 # 20B parameters on 8 A100 of 40 GB: 40 GB of states for each GPU, or 160 GB for each host.

@@ -7,6 +7,7 @@ import pytest
 from build import search_of
 from worlds import machine_of
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.cost.links import placement_links
 from axonn_tune.io.presets import list_models
 from axonn_tune.search.candidates import legal_placements, with_micro_batches
@@ -18,7 +19,6 @@ from axonn_tune.search.parts import (
     sized_parts,
 )
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.searching import build_search
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.engine import IDEAL
 from axonn_tune.spec.job import Job

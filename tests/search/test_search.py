@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 import axonn_tune
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import AxonnTuneError, InputError, NoCandidateError
 from axonn_tune.io.presets import load_machine, load_model
 from axonn_tune.options import ExecutionOptions, SwitchOptions, declared, defaults
@@ -14,7 +15,6 @@ from axonn_tune.report.suggest import ranking_document
 from axonn_tune.search.no_fit import near_step
 from axonn_tune.search.one_layout import best_of_layout, why_not
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.searching import build_search
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.layout import grid_layout
 from axonn_tune.step.explain import explain

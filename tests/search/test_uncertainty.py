@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from worlds import machine_of, quantity
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.io.presets import load_machine
 from axonn_tune.search import uncertainty
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.searching import build_search
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.normal import NORMAL_90
 from axonn_tune.spec.resources import resources

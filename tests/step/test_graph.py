@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 from axonn_tune.spec.plan import Collective
 from axonn_tune.step.rank_graphs import StepGraphs
 from axonn_tune.step.timeline import step_timeline

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from axonn_tune.api import predict
+from axonn_tune.api.answers import predict
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.searching import build_search
 from axonn_tune.units import gib
 
 META = {

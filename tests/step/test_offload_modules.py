@@ -8,8 +8,8 @@ from build import layout_of, memory_terms, number, operations, plan_of
 from worlds import machine_of, with_host
 
 import axonn_tune
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
-from axonn_tune.searching import build_search
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job

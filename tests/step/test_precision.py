@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from worlds import quantity
 
-from axonn_tune.api import compare, launch, predict, suggest, whatif
+from axonn_tune.api.answers import compare, launch, predict, suggest, whatif
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine
-from axonn_tune.searching import build_search
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict as predict_one
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.search.rank import only_configuration, rank_candidates
-from axonn_tune.searching import build_search
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.layout import Layout, grid_layout, parse_layout
 from axonn_tune.step.predict import predict, predict_each

@@ -8,10 +8,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.report.trace import trace_document
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.searching import build_search
 from axonn_tune.simulate.pipeline import N_KINDS, passes, pipeline_seconds, source_of
 from axonn_tune.spec.measurement import Operation
 from axonn_tune.step.explain import explain_played

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from traces import traced_as_planned
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 from axonn_tune.spec.traced import Trace, TracedOperation
 from axonn_tune.step.explain import explain
 from axonn_tune.step.traced import beside_trace

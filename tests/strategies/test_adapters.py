@@ -8,9 +8,9 @@ from build import collectives, memory_terms, number, operations, plan_of
 from torch.utils.flop_counter import FlopCounterMode
 from worlds import llama
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 from axonn_tune.spec.engine import Engine, MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound

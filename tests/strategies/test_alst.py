@@ -6,9 +6,9 @@ import pytest
 from build import collectives, memory_terms, number, operations, plan_of, table_of
 
 import axonn_tune
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_engine
-from axonn_tune.searching import build_search
 from axonn_tune.spec.engine import MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model

@@ -17,10 +17,10 @@ from build import (
 )
 from worlds import llama, machine_of
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.script import launch_files
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Layout, parse_layout
 from axonn_tune.spec.names import BACKWARD, FORWARD

@@ -19,10 +19,10 @@ from build import (
 )
 from worlds import BY_MATRIX, by_matrix
 
-from axonn_tune.contenders import strategies_of
+from axonn_tune.api.contenders import strategies_of
+from axonn_tune.api.searching import build_search
 from axonn_tune.io.presets import list_engines, load_engine, load_model
 from axonn_tune.search.candidates import executions, legal_placements, with_micro_batches
-from axonn_tune.searching import build_search
 from axonn_tune.spec.engine import IDEAL
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model

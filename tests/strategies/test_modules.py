@@ -7,7 +7,7 @@ import pytest
 from build import memory_terms, number, operations, plan_of
 from worlds import quantity
 
-from axonn_tune.api import predict
+from axonn_tune.api.answers import predict
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import Experts, LatentAttention
 from axonn_tune.spec.engine import Engine, MemoryForm

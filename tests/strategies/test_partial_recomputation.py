@@ -7,10 +7,10 @@ import pytest
 from build import operations
 from worlds import machine_of
 
-from axonn_tune.api import predict
+from axonn_tune.api.answers import predict
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.searching import build_search
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.layout import parse_layout

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.io.presets import load_engine
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.searching import build_search
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job, Overlap

@@ -8,11 +8,11 @@ import pytest
 from build import collectives, memory_terms, number, operations, plan_of, table_of
 
 import axonn_tune
-from axonn_tune.api import predict
+from axonn_tune.api.answers import predict
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_engine
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 from axonn_tune.simulate.orders import FORWARD, rank_order
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.engine import Engine

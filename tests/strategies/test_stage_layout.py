@@ -6,9 +6,9 @@ import pytest
 from build import memory_terms, plan_of
 
 import axonn_tune
-from axonn_tune.api import predict
+from axonn_tune.api.answers import predict
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import AxonnTuneError, InputError
-from axonn_tune.searching import build_search
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.stage_layout import layers_of_stages

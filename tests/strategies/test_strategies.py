@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from worlds import BY_MATRIX
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.search.candidates import legal_placements
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.search.search import Constraints, Search
-from axonn_tune.searching import build_search
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.engine import IDEAL

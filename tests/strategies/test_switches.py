@@ -4,13 +4,13 @@ from dataclasses import fields, replace
 
 import pytest
 
-from axonn_tune.api import comparison
+from axonn_tune.api.answers import comparison
+from axonn_tune.api.searching import build_search
 from axonn_tune.cli.report import page_searches
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_engine
 from axonn_tune.report.records import assumptions
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.searching import build_search
 from axonn_tune.spec.job import Overlap
 from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES, strategy_named
 from axonn_tune.strategies.switches import Switches, foreign_switches

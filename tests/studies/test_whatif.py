@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine
 from axonn_tune.search.pareto import pareto_front
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.searching import build_search
 from axonn_tune.step.predict import predict
 from axonn_tune.studies.parameters import parameters, with_gpu, with_settings
 from axonn_tune.studies.scaling import efficiencies, parse_counts, scale

@@ -2,9 +2,9 @@
 
 import pytest
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.searching import build_search
 from axonn_tune.validation.choice import choose, choose_grids
 
 

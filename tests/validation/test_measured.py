@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from recorded import LAST_STEP, MEASUREMENT
 
+from axonn_tune.api.searching import build_search
 from axonn_tune.report.run import run_document, run_text
 from axonn_tune.report.trace import trace_document
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.searching import build_search
 from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.measurement import COMPUTATION, Operation, exposed_seconds
 from axonn_tune.step.explain import explain

@@ -10,10 +10,10 @@ import sys
 import pytest
 
 import axonn_tune
+from axonn_tune.api.measuring import run_here
 from axonn_tune.cli.calibrate import command as calibrate_command
 from axonn_tune.cli.validate import command as validate_command
 from axonn_tune.errors import InputError
-from axonn_tune.measuring import run_here
 
 # Options of the command line that say where results come from or go to, or what to make of them.
 OF_FILES_AND_LIMITS = {

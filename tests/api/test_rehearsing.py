@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from command_line import run_cli
 
+from axonn_tune.api.rehearsing import MOST_MICROSTEPS, rehearse, rehearse_script
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine, load_model
-from axonn_tune.rehearsing import MOST_MICROSTEPS, rehearse, rehearse_script
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.rehearsal import (

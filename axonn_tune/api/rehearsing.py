@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from axonn_tune.api.searching import ModelLike, build_search, loaded, loaded_machine
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_engine
 from axonn_tune.options import REHEARSAL, defaults
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.search import Search
-from axonn_tune.searching import ModelLike, build_search, loaded, loaded_machine
 from axonn_tune.spec.checks import require_choice, require_count
 from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.step.predict import predict

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from axonn_tune.contenders import (
+from axonn_tune.api.contenders import (
     require_predicted,
     require_trained,
     strategies_of,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from axonn_tune.api.scoring import judged_runs
+from axonn_tune.api.searching import loaded_machine
 from axonn_tune.errors import InputError
 from axonn_tune.io.files import FileName
 from axonn_tune.io.kineto import load_trace
@@ -11,10 +13,8 @@ from axonn_tune.learning.choose import Proposals, next_layouts
 from axonn_tune.learning.learn import Trial, learn
 from axonn_tune.learning.watch import Drift, drift
 from axonn_tune.reproduce.score import JudgedRun
-from axonn_tune.scoring import judged_runs
 from axonn_tune.search.rank import Each, rank_candidates
 from axonn_tune.search.search import Search
-from axonn_tune.searching import loaded_machine
 from axonn_tune.spec.machine import Machine
 from axonn_tune.step.predict import predict
 

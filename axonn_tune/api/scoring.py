@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from axonn_tune.api.searching import MachineLike, build_search
 from axonn_tune.errors import AxonnTuneError, InputError
 from axonn_tune.io.files import FileName
 from axonn_tune.io.presets import load_engine
@@ -15,7 +16,6 @@ from axonn_tune.reproduce.score import JudgedRun, Score, score_of
 from axonn_tune.search.one_layout import best_of_layout, held_to
 from axonn_tune.search.rank import Each
 from axonn_tune.search.search import Search
-from axonn_tune.searching import MachineLike, build_search
 from axonn_tune.spec.checks import require_choice, whole_number
 from axonn_tune.spec.layout import Layout
 
@@ -38,6 +38,13 @@ def score(table: FileName, machine: str | None = None, each: Each = iter) -> Sco
         A CSV file with the columns `REQUIRED_COLUMNS` and any of `OPTIONAL_COLUMNS`.
     machine : str or None
         The machine of the rows that name none.
+    each : callable
+        What passes the rows on while they are predicted, such as a bar of progress.
+
+    Returns
+    -------
+    Score
+        With ``mean_error``, ``timed`` (steps) and ``memory`` (verdicts).
 
     Raises
     ------

@@ -5,10 +5,10 @@ import json
 import pytest
 from command_line import assert_refused, run_cli
 
-from axonn_tune.api import predict
+from axonn_tune.api.answers import predict
+from axonn_tune.api.scoring import score
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.report.score import score_records
-from axonn_tune.scoring import score
 
 COLUMNS = "model gpus layout global_batch micro_batch engine recompute step_seconds status"
 HEADER = ",".join([*COLUMNS.split(), "memory_gib"])

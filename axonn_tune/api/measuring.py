@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from axonn_tune.api.searching import MachineLike, ModelLike, build_search, loaded
 from axonn_tune.errors import InputError
 from axonn_tune.io.journal import Journal, MeasurementJournal
 from axonn_tune.io.operating_system import drivers, relevant_variables
@@ -27,7 +28,6 @@ from axonn_tune.options import (
     defaults,
     with_options,
 )
-from axonn_tune.searching import MachineLike, ModelLike, build_search, loaded
 from axonn_tune.spec.calibration import PARTS
 from axonn_tune.spec.checks import whole_number
 from axonn_tune.spec.track_record import NO_TRACK_RECORDS

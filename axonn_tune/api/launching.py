@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from axonn_tune.api.searching import MachineLike, ModelLike, build_search
 from axonn_tune.job_scripts.script import engine_of, recomputes_in_part
 from axonn_tune.search.one_layout import layout_or_best
-from axonn_tune.searching import MachineLike, ModelLike, build_search
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -9,19 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from axonn_tune.contenders import (
+from axonn_tune.api.contenders import (
     Contender,
     able_of,
     contenders_of,
     named_layout,
 )
-from axonn_tune.errors import InputError
-from axonn_tune.io.presets import load_engine, machine_of_gpu
-from axonn_tune.options import SEARCH, SearchOptions, with_options
-from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.search.rank import Best, Each, rank_best, with_best_batch
-from axonn_tune.search.search import Search
-from axonn_tune.searching import (
+from axonn_tune.api.searching import (
     MachineLike,
     ModelLike,
     build_search,
@@ -32,6 +26,12 @@ from axonn_tune.searching import (
     options_of_each,
     usual_strategy,
 )
+from axonn_tune.errors import InputError
+from axonn_tune.io.presets import load_engine, machine_of_gpu
+from axonn_tune.options import SEARCH, SearchOptions, with_options
+from axonn_tune.search.one_layout import best_of_layout
+from axonn_tune.search.rank import Best, Each, rank_best, with_best_batch
+from axonn_tune.search.search import Search
 from axonn_tune.spec.checks import require_choice, whole_number
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.machine import Machine
@@ -495,8 +495,8 @@ def launch(
     AxonnTuneError
         An option is wrong, or no released framework runs the strategy.
     """
+    from axonn_tune.api.launching import configuration_to_launch
     from axonn_tune.job_scripts.script import launch_files
-    from axonn_tune.launching import configuration_to_launch
 
     layout = _layout(grid) if grid else None
     chosen = configuration_to_launch(layout, framework, model, gpus, machine, **options)

@@ -1,0 +1,1 @@
+"""The public API: what each command does, as Python functions without a command line."""
