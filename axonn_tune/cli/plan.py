@@ -174,7 +174,7 @@ def _above_zero(value: float, text: str, flag: str) -> float:
     from axonn_tune.errors import InputError
 
     if not 0 < value < float("inf"):
-        raise InputError(f"{flag} {text}: allowed: above zero")
+        raise InputError(f"{flag} {text}: allowed: a finite number above zero")
     return value
 
 

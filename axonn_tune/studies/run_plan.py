@@ -11,7 +11,7 @@ from axonn_tune.search.no_fit import LARGEST_GPU_COUNT
 from axonn_tune.search.rank import Each
 from axonn_tune.search.search import Search
 from axonn_tune.studies.limits import Limits
-from axonn_tune.studies.training_run import TrainingRun, model_flops, training_run
+from axonn_tune.studies.training_run import TrainingRun, causal_flops, training_run
 from axonn_tune.units import DAY_SECONDS
 
 # Number of tokens per parameter of a dense model that makes best use of a compute budget (Hoffmann
@@ -20,8 +20,6 @@ CHINCHILLA_TOKENS_PER_PARAMETER = 20.0
 MOST_TOKENS = 1e18  # far more text than exists
 # Number of GPU counts that are tried from one power of two to the next.
 COUNTS_PER_DOUBLING = 2
-# The model's FLOPs count attention without its mask, by convention; with it they are at least half.
-_COUNTED_OVER_COMPUTED = 2.0
 _NO_LIMITS = Limits()
 
 
@@ -196,8 +194,8 @@ def _merit(run: TrainingRun, limits: Limits) -> tuple[bool, float]:
 def _merit_at_peak(search: Search, tokens: float, limits: Limits) -> tuple[bool, float]:
     """Return the merit of a run without failures whose GPUs compute at their peak."""
     scenario = search.scenario
-    flops_per_s = _COUNTED_OVER_COMPUTED * _peak_flops_per_s(search) * scenario.job.n_gpus
-    seconds_per_token = model_flops(scenario, 1.0) / flops_per_s
+    flops_per_s = _peak_flops_per_s(search) * scenario.job.n_gpus
+    seconds_per_token = causal_flops(scenario, 1.0) / flops_per_s
     within = limits.seconds(scenario) / seconds_per_token
     return (True, -tokens * seconds_per_token) if within >= tokens else (False, within)
 
@@ -250,7 +248,7 @@ def _counts_by(search: Search, tokens: float, deadline_seconds: float) -> list[i
     """Return the numbers of GPUs that are tried for a deadline, the smallest first."""
     peak = _peak_flops_per_s(search)
     most = _most_gpus(search)
-    needed = model_flops(search.scenario, tokens) / (peak * deadline_seconds)
+    needed = causal_flops(search.scenario, tokens) / (peak * deadline_seconds)
     least = max(needed, search.scenario.machine.ranks_per_node)
     if least > most:
         raise InputError(

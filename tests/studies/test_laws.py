@@ -370,9 +370,9 @@ def test_counts_of_nodes_that_are_tried_are_powers_of_two_and_halfway(per_node, 
     nodes = None if n_nodes is None else quantity(float(n_nodes))
     machine = machine_of(units=(1, per_node) if per_node > 1 else (1, 2), ranks_per_node=per_node)
     machine = replace(machine, facility=replace(machine.facility, n_nodes=nodes))
-    search = small_search(machine=machine, job=Job(8, 64, 128))
+    search = small_search(machine=machine, job=Job(8, 64, 8192))
     tokens = 1e12
-    flops = MODEL.model_flops(tokens, 128)
+    flops = MODEL.model_flops(tokens, 4096)  # causal attention reads half of the keys
     for at_peak in (0.3, 5.0, 11.7):
         deadline = flops / (300e12 * at_peak)
         tried = []
