@@ -7,6 +7,7 @@ from dataclasses import replace
 from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import require_choice
 from axonn_tune.spec.engine import IDEAL, Engine
+from axonn_tune.spec.layout import ALIASES, EXPERT
 from axonn_tune.spec.programs import BUCKETS, CONTEXT_KINDS
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, SCHEDULES, ZB_H1
 from axonn_tune.spec.stage_layout import layers_of_stages
@@ -56,6 +57,12 @@ def names_of_all(switches: Switches, every: bool) -> list[str]:
         schedule=switches.schedule, qwz=switches.qwz, hpz=switches.hpz, qgz=switches.qgz
     )
     return [name for name in STRATEGIES if every or not strategy_named(name, told).caveat]
+
+
+def names_of_axes() -> tuple[str, ...]:
+    """Return the axes of all strategies, and the short names that users give to some of them."""
+    axes = (axis for name in STRATEGIES for axis in strategy_named(name).axes.names)
+    return tuple(dict.fromkeys((*axes, EXPERT, *ALIASES)))
 
 
 def strategy_named(

@@ -9,6 +9,7 @@ from axonn_tune.api.answers import predict
 from axonn_tune.api.scoring import score
 from axonn_tune.errors import AxonnTuneError
 from axonn_tune.report.score import score_records
+from axonn_tune.spec.model import Model
 
 COLUMNS = "model gpus layout global_batch micro_batch engine recompute step_seconds status"
 HEADER = ",".join([*COLUMNS.split(), "memory_gib"])
@@ -55,6 +56,63 @@ def test_each_row_has_its_own_engine_and_factor(tmp_path):
     timed = score(table, "dgx-h100").timed
     assert [t.error for t in timed] == pytest.approx([-0.5, 3.0])
     assert [t.run.group for t in timed] == ["fsdp2-eager on dgx-h100", "megatron-core on dgx-h100"]
+
+
+TINY = (
+    "n_layers,hidden_size,n_heads,vocab_size,norm,gated_mlp,tied_embeddings,seq_len,"
+    "gpus,tp,data,shard,pp,global_batch,micro_batch,engine,recompute,distributed_optimizer,"
+    "step_seconds"
+)
+TINY_ROW = "4,1024,8,32000,rms,yes,no,2048,8,4,2,,1,32,2,megatron-core,full,no,1.0"
+
+
+def test_sizes_axes_and_options_have_columns_of_their_own(tmp_path):
+    model = Model(
+        "tiny",
+        n_layers=4,
+        hidden_size=1024,
+        n_heads=8,
+        vocab_size=32000,
+        seq_len=2048,
+        norm="rms",
+        gated_mlp=True,
+        tied_embeddings=False,
+    )
+    table = tmp_path / "runs.csv"
+    sharded = TINY_ROW.replace(",4,2,,1,", ",1,,8,1,").replace("core,full,no", "fsdp,none,")
+    table.write_text("\n".join([TINY, TINY_ROW, TINY_ROW.replace("full,no", "full,yes"), sharded]))
+    timed = score(table, "dgx-h100").timed
+    options = {"global_batch": 32, "micro_batch": 2, "machine": "dgx-h100"}
+    of_megatron = {"strategy": "megatron", "recompute": "full", **options}
+    expected = [
+        predict(model, 8, "tensor=4,data=2", distributed_optimizer=False, **of_megatron),
+        predict(model, 8, "tensor=4,data=2", distributed_optimizer=True, **of_megatron),
+        predict(model, 8, "shard=8", engine="megatron-fsdp", recompute="none", **options),
+    ]
+    assert [t.error for t in timed] == pytest.approx([p.step_seconds - 1.0 for p in expected])
+    assert expected[0].step_seconds != expected[1].step_seconds
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("rms,yes", "rms,maybe", "row 1: gated_mlp is 'maybe'; allowed: true, yes, false, no"),
+        ("4,1024", "4,", "row 1: the model's sizes: .*hidden_size"),
+        ("4,1024,8,32000,rms,yes,no", ",,,,,,", "row 1: there is no model; allowed: a model, or"),
+        (",4,2,,1,", ",,,,,", "row 1: allowed: either a layout, or sizes of axes"),
+        (",4,2,,1,", ",4,2,8,1,", "row 1: .*shard"),
+        (",4,2,,1,", ",4,-2,,1,", "row 1: data is '-2'; allowed: a whole number"),
+        ("full,no", "full,2", "row 1: distributed_optimizer is '2'; allowed: true"),
+        ("4,1024,8,", "4,1024,7,", "row 1: the model's sizes: .*n_heads"),
+    ],
+)
+def test_what_is_wrong_with_sizes_axes_and_options_is_said(tmp_path, old, new, message):
+    table = tmp_path / "runs.csv"
+    assert old in TINY_ROW
+    table.write_text("\n".join([TINY, TINY_ROW.replace(old, new, 1)]))
+    with pytest.raises(AxonnTuneError, match=message) as refusal:
+        score(table, "dgx-h100")
+    assert "\n" not in str(refusal.value)
 
 
 def test_memory_is_judged_by_what_ran_and_what_ran_out(tmp_path):
