@@ -386,13 +386,17 @@ hold the same, were measured 4 % from their median in the mean, and up to 78 % a
 allocator keeps beside its tensors (strategies/segments.py) was found by replaying the allocations
 of its first steps through a model of PyTorch's allocator. That replay meets the 17 runs without
 tensor and pipeline parallelism within 0.2 GiB, but for one. The allocator also holds what it has
-reserved for tensors that are gone, but that the GPU has yet to reduce and scatter: 53 of them
-without a pipeline, where the host is a full queue of launches ahead, and in a stage those of two
-passes, if its kernels take longer than its host. Whether the host was ahead is what is known least:
+reserved for tensors that are gone, but that the GPU has yet to reduce and scatter: 53 of them,
+where the host is a full queue of launches ahead. It is taken to be so without a pipeline, and in a
+stage whose kernels take longer than its host. The revisions of nanotron that are public would make
+the host of a stage wait for each message (pipeline_parallel/p2p.py at e24d2483 and 67c5ebb6), so
+that it could hold the tensors of two passes at most. But of the 47 runs with at least eight stages,
+more micro-batches than stages, and such kernels that are not set apart, 42 hold more, and the
+median is 49: their hosts cannot have waited. Whether the host was ahead is what is known least:
 runs were measured that hold all of these tensors, and others of the same kind that hold none.
-Without stages the median error is 3.6 %, and 6.0 % with stages; without all that is kept beside the
+Without stages the median error is 3.6 %, and 5.2 % with stages; without all that is kept beside the
 tensors it would be 19.5 % where there are no stages. With stages it is 4.7 % for the 112 runs that
-are set apart, whose hosts seem to wait until each message has passed, and 6.5 % for the others. One
+are set apart, whose hosts seem to wait until each message has passed, and 5.3 % for the others. One
 layout of 8B stands in its table twice: 19.0 s with 19.2 GiB, and 88.9 s with 17.8 GiB. The nine
 runs that reserved 70 GiB or more took 2.7 to 7.7 times as long as predicted; four of them are set
 apart, and the others have no faster run of their kind beside them. Megatron-Bridge publishes no

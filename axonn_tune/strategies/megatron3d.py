@@ -506,22 +506,23 @@ class Megatron3D:
     ) -> dict[str, Array]:
         """Return the bytes that the allocator holds back; no term where no engine says so.
 
-        Each pass of a layer reduces and scatters two tensors. At the end of a forward pass, the
-        tensors of the preceding backward pass count, too; a stage has none before all stages have
-        a micro-batch. Between stages the host waits before each backward pass, and may need longer
-        than the GPU.
+        Each pass of a layer reduces and scatters two tensors. At the end of the last forward pass,
+        those of all passes count that the host has issued, up to what its queue holds. Before all
+        stages have a micro-batch, those of the forward pass alone count. Between stages the host
+        may need longer than the GPU.
         """
         most = self.engine.memory.held_back_tensors
         if most is None:
             return {}
         shapes, table = segments.shapes, segments.shapes.table
         n_micro = table.n_microsteps(shapes.job.global_batch)
-        has_preceding = n_micro > table.n_stages
-        n_tensors = np.minimum(2 * n_layers * (1 + has_preceding), most.value)
+        n_stages = table.n_stages
+        n_passes = np.where(n_micro > n_stages, 2.0 * n_micro - n_stages, 1.0)
+        n_tensors = np.minimum(2.0 * n_layers * n_passes, most.value)
         queued = n_tensors * shapes.stream_bytes * (table.size("tensor") > 1)
         replicas = table.size(self.replicas)
         weights = trained * shapes.element_bytes * self.distributed_optimizer * (replicas > 1)
-        in_stages = queued * (table.n_stages > 1)
+        in_stages = queued * (n_stages > 1)
         states = moments_bytes, weights, replicas
         nbytes = segments.held_back_bytes(*states, n_micro, queued - in_stages)
         return {HELD_BACK: nbytes, QUEUED: in_stages}

@@ -1,5 +1,6 @@
 """What docs/validation.md states of nanotron's published runs: how they scatter, which slept."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from axonn_tune.reproduce.nanotron import nanotron, slept
 from axonn_tune.reproduce.results import relative_error
 from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.reproduce.steps import group_errors, time_runs
+from axonn_tune.step.predict import first_stage_bytes
 
 PAGE = (Path(__file__).parents[2] / "docs/validation.md").read_text()
 ROW = {
@@ -167,6 +169,30 @@ def test_the_page_says_what_the_allocator_holds_back(rows, timed):
     n_asleep = len(errors["asleep"])
     assert f"it is {median['asleep']} for the {n_asleep} runs that are set apart" in text
     assert f"and {median['awake']} for the others" in text
+
+
+def layers_of_first_stage(row):
+    """Return how many layers it takes to have a stage's share of the products, the head's too."""
+    hidden = int(row["hidden"])
+    of_layer = 4 * hidden**2 + 3 * hidden * int(row["ffn"])
+    return math.ceil((int(row["layers"]) + 131072 * hidden / of_layer) / int(row["pipeline"]))
+
+
+def test_hosts_of_many_stages_were_further_ahead_than_the_public_code_allows(rows, timed):
+    held, of_two_passes = [], []
+    for row, each in zip(rows, timed, strict=True):
+        is_filled = each.prediction.n_microsteps > int(row["pipeline"]) >= 8
+        is_ahead = each.prediction.runs_ahead and row["tensor"] != "1"
+        if not (is_filled and is_ahead) or each.run.is_set_apart:
+            continue
+        beside = first_stage_bytes(replace(each.prediction, runs_ahead=False)) / 2**30
+        tensor = int(row["micro_batch"]) * 4096 * int(row["hidden"]) * 2 / 2**30
+        held.append((float(row["memory_gib"]) - beside) / tensor)
+        of_two_passes.append(4 * layers_of_first_stage(row))
+    more = np.greater(held, of_two_passes)
+    text = " ".join(PAGE.split())
+    assert f"of the {len(held)} runs with at least eight stages" in text
+    assert f"not set apart, {sum(more)} hold more, and the median is {np.median(held):.0f}:" in text
 
 
 @pytest.mark.parametrize(("n_stages", "share"), [("2", 10), ("4", 5)])

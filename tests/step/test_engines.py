@@ -163,7 +163,7 @@ def test_a_stage_of_nanotron_takes_layers_until_it_has_its_share(n_stages, n_lay
 @pytest.mark.parametrize(
     ("global_batch", "sizes", "n_tensors"),
     [
-        (16, {"tensor": 8}, 53),  # a full queue holds fewer than the 64 of two passes
+        (16, {"tensor": 8}, 53),  # a full queue holds fewer than the 992 of all 31 passes
         (1, {"tensor": 8}, 32),  # of the only forward pass, two in each of 16 layers
         (16, {"data": 8}, 0),
     ],

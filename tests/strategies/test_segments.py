@@ -4,6 +4,7 @@ The sums by hand are those of a replay of the allocations of nanotron's first st
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 from worlds import llama
@@ -110,11 +111,24 @@ def test_gradients_of_a_stage_take_the_memory_of_its_activations():
     assert terms["activations"] == pytest.approx(2 * 10 / 16 * SAVED, rel=0.005)
 
 
-@pytest.mark.parametrize(("micro_batch", "measured_gib"), [(32, 59.4), (8, 10.8)])
+@pytest.mark.parametrize(
+    ("tensor", "n_stages", "micro_batch", "measured_gib"),
+    [(4, 8, 16, 55.8), (4, 8, 8, 29.4), (4, 4, 16, 49.9), (8, 2, 8, 10.8)],
+)
 def test_a_stage_holds_tensors_back_where_its_kernels_take_longer_than_its_host(
-    micro_batch, measured_gib
+    tensor, n_stages, micro_batch, measured_gib
 ):
-    """Two in each of 10 layers for both passes, with 32 sequences 20 GiB."""
-    held = nanotron(256, micro_batch, tensor=8, pipeline=2, data=1)
-    assert held.runs_ahead is (micro_batch == 32)
+    """A full queue of them: two passes of the three layers of an eighth have but twelve."""
+    held = nanotron(256, micro_batch, tensor=tensor, pipeline=n_stages, data=1)
+    assert held.runs_ahead is (n_stages > 2)
     assert first_stage_bytes(held) / GIB == pytest.approx(measured_gib, rel=0.05)
+
+
+@pytest.mark.parametrize(("n_micro", "n_tensors"), [(8, 6), (9, 53), (16, 53)])
+def test_a_stage_holds_a_full_queue_back_once_all_stages_have_a_micro_batch(n_micro, n_tensors):
+    """Before, it holds those of the forward pass of its three layers."""
+    ahead = nanotron(16 * n_micro, 16, tensor=4, pipeline=8, data=1)
+    waits = replace(ahead, runs_ahead=False)
+    assert ahead.runs_ahead
+    queued = first_stage_bytes(ahead) - first_stage_bytes(waits)
+    assert queued == n_tensors * 16 * 4096 * 2048 * 2
