@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import Start
 from axonn_tune.job_scripts.torchtitan_common import (
     PROGRAM,
@@ -13,12 +14,14 @@ from axonn_tune.job_scripts.torchtitan_common import (
     training,
 )
 from axonn_tune.job_scripts.torchtitan_models import FLAVORS, flavor_of
-from axonn_tune.spec.layout import EXPERT, PIPELINE
+from axonn_tune.spec.layout import CONTEXT, EXPERT, PIPELINE
 from axonn_tune.spec.programs import RING
 from axonn_tune.step.prediction import Prediction
 
 # Engines with the facts of torchtitan before 0.3.0, which had flags like these.
 ENGINES = ("torchtitan-2024-eager", "torchtitan-2024", "torchtitan-2025")
+# Their ranks share no sequences (73a0e697, models/deepseek_v3/model/args.py, update_from_config).
+_WITH_FLEX_ATTENTION = ("deepseek_v3",)
 _TO_FILL_IN = (
     "Activate an environment in which python finds torchtitan 0.2.2. Later ones refuse these "
     "flags: for them take --engine torchtitan.",
@@ -44,6 +47,12 @@ def flags(prediction: Prediction) -> list[str]:
     flavor = flavor_of(prediction.scenario.model, "0.2.2", FLAVORS)
     # The name of torch's context_parallel here, whichever context_parallel_rotate_method it has.
     require_trained(prediction, RING)
+    n_context = prediction.layout.size(CONTEXT)
+    if flavor.module in _WITH_FLEX_ATTENTION and n_context > 1:
+        raise InputError(
+            f"layout has context={n_context}; allowed with torchtitan 0.2.2's {flavor.module}: "
+            "context=1, or --engine torchtitan"
+        )
     configuration, job = prediction.configuration, prediction.scenario.job
     of_training = {
         **training(prediction),

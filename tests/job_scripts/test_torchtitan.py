@@ -240,7 +240,7 @@ def test_a_model_is_known_by_its_sizes():
 
 
 def test_llama_4_is_in_the_older_release_only():
-    with pytest.raises(InputError, match="with torchtitan since .*: models with the sizes of"):
+    with pytest.raises(InputError, match=r"with torchtitan since .*: models with the sizes of"):
         settings(prediction_of("llama4-scout", "shard=64,ep=8"))
     values = values_of(prediction_of("llama4-scout", "shard=64,ep=8", engine="torchtitan-2025"))
     assert values["model.flavor"] == "17bx16e"
@@ -324,17 +324,25 @@ def test_what_torchtitan_does_not_run_is_refused(read, model, options, culprit):
 
 
 @pytest.mark.parametrize(
-    ("read", "engine", "kind", "other"),
-    [(flags, OLDER, "ring", "torchtitan"), (settings, "torchtitan", "all_gather", OLDER)],
+    ("read", "refuses", "engine", "kind"),
+    [(flags, settings, OLDER, "ring"), (settings, flags, "torchtitan", "all_gather")],
 )
-def test_sequences_are_shared_as_the_release_does(read, engine, kind, other):
+def test_sequences_are_shared_as_the_release_does(read, refuses, engine, kind):
     options = {"seq_len": 8192, "context_kind": kind, "engine": engine}
     shared = prediction_of("llama3-8b", "tensor=2,context=4,shard=8", **options)
     assert "context_parallel_degree" in str(read(shared))
-    refuses = flags if read is settings else settings
     with pytest.raises(InputError, match=f"context_kind is '{kind}'"):
         refuses(shared)
     assert refuses(prediction_of("llama3-8b", "context=1,shard=64", **options))
+
+
+def test_deepseek_v3_shares_no_sequences_in_the_older_release():
+    options = {"seq_len": 8192, "context_kind": "ring", "engine": OLDER}
+    with pytest.raises(InputError, match=r"context=4; allowed with torchtitan 0\.2\.2's deepseek"):
+        flags(prediction_of("deepseek-v3", "context=4,shard=16,ep=8", **options))
+    assert flags(prediction_of("deepseek-v3", "context=1,shard=64,ep=8", **options))
+    options.update(context_kind="all_gather", engine="torchtitan")
+    assert settings(prediction_of("deepseek-v3", "context=4,shard=16,ep=8", **options))
 
 
 def test_the_longest_sequence_of_a_model_is_kept_to():
