@@ -63,6 +63,11 @@ class ContextParallelism:
         return 0.0
 
     @property
+    def kept_bytes(self) -> Array | float:
+        """The bytes that a block keeps of these where every second product is formed again."""
+        return 0.0
+
+    @property
     def working_bytes(self) -> Array:
         """The bytes of the buffers that attention of one block holds at most."""
         raise NotImplementedError

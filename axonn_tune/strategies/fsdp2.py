@@ -241,7 +241,8 @@ class Fsdp2Memory:
         """Return what a block saves of everything that it would save without recomputation."""
         shapes = self.shapes
         if shapes.recomputes_by_product:
-            return _saved_beside_products(shapes, self.program.runs_eagerly)
+            saved = _saved_beside_products(shapes, self.program.runs_eagerly)
+            return saved + self.sharing.kept_bytes
         return {
             "none": everything,
             "selective": everything - shapes.saved_score_bytes,
