@@ -99,6 +99,14 @@ class TorchRing(Ring):
         host.memory_bound(f"{name}.sum", nbytes, "add", 6.0 + 7.0 * self.n_ranks)
 
     @property
+    def n_tables(self) -> Array:
+        """Two where ranks share sequences: `context_parallel` restores a table from its copy.
+
+        Within the step the table is as short as the rank's part, but its memory is not released.
+        """
+        return 1.0 + self.is_split
+
+    @property
     def _keys_values(self) -> Array:
         """The number of elements of the rank's own keys and values."""
         return (self.key_bytes + self.value_bytes) / self.shapes.attention_element_bytes

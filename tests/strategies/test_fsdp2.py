@@ -267,7 +267,8 @@ def test_what_is_reserved_is_the_sum_over_streams(name, keeps_output):
     widths = 3 * hidden + kv_width + ffn + keeps_output * hidden
     saved = 32 * tokens * widths * 2
     at_loss = 14 * tokens * vocabulary + 2 * (2 * tokens * hidden)
-    computing = 12 * parameters / 8 + saved + at_loss + 2 * (root + block)
+    rotations = 4 * 128 * 8192
+    computing = rotations + 12 * parameters / 8 + saved + at_loss + 2 * (root + block)
     receiving, reducing = 2 * (root + block), 4 * parameters / 8
     engine = load_engine(f"torchtitan{name}")
     job = Job(8, 16, 8192)
@@ -460,6 +461,21 @@ def test_shared_sequences_take_less_memory_and_buffers():
     assert parts["activations"] == pytest.approx(whole["activations"] / 4 + kept)
     alone = memory_terms(zero3(replace(engine_with(), memory=memory)), MODEL, JOB, shard=16)
     assert alone == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("n_stages", [1, 2])
+@pytest.mark.parametrize("n_ranks", [1, 4])
+def test_a_table_of_rotations_is_as_long_as_the_sequence_and_is_restored_from_a_copy(
+    n_ranks, n_stages
+):
+    def weights(nbytes):
+        strategy = shared(MemoryForm(rotation_bytes=quantity(nbytes)), has_stages=True)
+        sizes = {"context": n_ranks, "shard": 4 // n_ranks, "pipeline": n_stages}
+        return memory_terms(strategy, MODEL, replace(JOB, n_gpus=4 * n_stages), **sizes)["weights"]
+
+    # The table of a stage has no copy.
+    n_tables = 2 if n_ranks > 1 and n_stages == 1 else 1
+    assert weights(4.0) - weights(0.0) == n_tables * 4.0 * MODEL.head_dim * JOB.seq_len
 
 
 @pytest.mark.parametrize("n_ranks", [2, 4])
