@@ -209,10 +209,11 @@ had looked at them: those on A100 within 4.5 % (2.0 % in the mean), those of 405
 too low to 9 % too high, and those with stages and whole sequences 7 to 13 % too high. Then its
 asynchronous tensor parallelism was given the copies that torch makes for it: the three such rates
 of 8B and 70B had been predicted 5 to 15 % too high and are met within 6 %, and two more of 70B,
-blind, within 10 %. Where its ranks share sequences, each step of attention but the first takes
-longer than predicted: 1.5 to 1.8 times with 4 and 8 ranks of a node (8B), 1.1 to 1.4 times with
-ranks on several nodes (405B); with 2 ranks of a node it takes as long as predicted. Why is not
-known."""
+blind, within 10 %. Where its ranks share sequences, its blocks are compiled, and messages were
+taken to travel beside attention, until torch's own trace showed that each is awaited at once: the
+rates of 405B had been predicted 17, 16 and 28 % too high and are so by 11, 6 and 18 %. Each step of
+attention but the first takes 1.1 to 1.2 times as long as predicted there, on several nodes, and 1.5
+times with 4 and 8 ranks of a node (8B), but 0.9 times with 2. Why is not known."""
 
 _STEPS_READING = """*several nodes*: layouts of Megatron-DeepSpeed on A100 that vTrain published
 with their times (VIA-Research/vTrain, data/ground_truth_multi.csv, MIT licence); recomputation and

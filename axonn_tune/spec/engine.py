@@ -169,6 +169,9 @@ class MemoryForm:
         next one once another tensor is cut out of it.
     kept_streams
         Tensors of the whole residual stream that a tensor group gathers in and keeps.
+    rotation_bytes
+        Bytes, for each feature of a head and each position of a whole sequence, of a table of the
+        angles by which positions rotate queries and keys.
     """
 
     attention_factor: Quantity | None = None
@@ -193,6 +196,7 @@ class MemoryForm:
     counts_segments: bool = False
     logit_block_bytes: Quantity | None = None
     kept_streams: Quantity | None = None
+    rotation_bytes: Quantity | None = None
 
     def __post_init__(self) -> None:
         for name in ("workspaces", "expert_workspaces"):
@@ -202,7 +206,7 @@ class MemoryForm:
             (0.5, ("attention_output_bytes", "activation_input_bytes")),
             (0.0, ("logit_bytes", "split_logit_bytes", "unsummed_bytes")),
             (0.0, ("dummy_gradient_bytes", "held_back_tensors")),
-            (0.0, ("logit_block_bytes", "kept_streams")),
+            (0.0, ("logit_block_bytes", "kept_streams", "rotation_bytes")),
         ):
             require_facts("memory", self, names, smallest, LARGEST_FACTOR)
 

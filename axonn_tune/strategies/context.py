@@ -63,6 +63,16 @@ class ContextParallelism:
         return 0.0
 
     @property
+    def kept_bytes(self) -> Array | float:
+        """The bytes that a block keeps of these where every second product is formed again."""
+        return 0.0
+
+    @property
+    def n_tables(self) -> Array | float:
+        """The number of tables of whole sequences that a rank holds in the place of one."""
+        return 1.0
+
+    @property
     def working_bytes(self) -> Array:
         """The bytes of the buffers that attention of one block holds at most."""
         raise NotImplementedError

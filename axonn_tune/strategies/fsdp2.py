@@ -133,7 +133,7 @@ class Fsdp2Memory:
             left = n_left * shapes.saved_by_layers(block.saved, shapes.n_backward)
             terms.append(
                 {
-                    "weights": self._weight_bytes,
+                    "weights": self._weight_bytes + self.sharing.n_tables * self._table_bytes,
                     "gradients": self._gradient_bytes(reduced),
                     "optimizer_states": N_MOMENTS * self._stored,
                     "gathered_weights": gathered * shapes.element_bytes * one_each,
@@ -147,7 +147,8 @@ class Fsdp2Memory:
         """Return the bytes by term, each of shape (C,), of a stage of a pipeline.
 
         Its weights stay whole, and so do its gradients until all are reduced after the last
-        backward pass.
+        backward pass. Its table of rotations has no copy where ranks share sequences: torchtitan at
+        9dec370 shares out that of the whole model, which stages do not use (train.py).
 
         Parameters
         ----------
@@ -171,7 +172,7 @@ class Fsdp2Memory:
             working = np.maximum(working, self._loss_bytes + head_input)
         saved = n_held * shapes.saved_by_layers(block.saved, n_layers)
         in_backward = {
-            "weights": self._weight_bytes,
+            "weights": self._weight_bytes + self._table_bytes,
             "gradients": sums_bytes * one_each,
             "optimizer_states": N_MOMENTS * self._stored,
             "gathered_weights": whole * element * one_each,
@@ -201,6 +202,15 @@ class Fsdp2Memory:
             whole = unit.all_bytes(self.shapes.job, self.kept.stored_element_bytes)
             nbytes = nbytes + self._shard_bytes(unit, whole)
         return nbytes
+
+    @property
+    def _table_bytes(self) -> float:
+        """The bytes of a table of the rotations of all positions, if the engine keeps one."""
+        model, seq_len = self.shapes.model, self.shapes.job.seq_len
+        has_table = model.position == "rotary"
+        return (
+            has_table * value_or(self.shapes.memory.rotation_bytes, 0.0) * model.head_dim * seq_len
+        )
 
     def _n_shards(self, unit: GatherUnit) -> Array:
         """Return the number of ranks that share a unit, shape (C,)."""
@@ -241,7 +251,8 @@ class Fsdp2Memory:
         """Return what a block saves of everything that it would save without recomputation."""
         shapes = self.shapes
         if shapes.recomputes_by_product:
-            return _saved_beside_products(shapes, self.program.runs_eagerly)
+            saved = _saved_beside_products(shapes, self.program.runs_eagerly)
+            return saved + self.sharing.kept_bytes
         return {
             "none": everything,
             "selective": everything - shapes.saved_score_bytes,

@@ -2,7 +2,8 @@
 
 torch 2.13, distributed/tensor/experimental/_context_parallel/_attention.py, whose messages are
 recorded in a test, and whose kernels are counted here: `_templated_ring_attention` and
-`_templated_ring_attention_backward`, with the default `_AllGatherRotater`.
+`_templated_ring_attention_backward`, with the default `_AllGatherRotater`. A test traces what
+torch.compile makes of them, too. Both functions were the same in torch 2.6.
 """
 
 from __future__ import annotations
@@ -32,6 +33,14 @@ _CLEAR = 4.0
 _ADD, _ADD_HALF = 10.0, 13.0
 # The sums for keys and values are joined to one buffer after each step.
 _JOIN_SUMS = 8.0
+# A compiler has one kernel for all outputs of 16 bits and their sum in 16 bits, and another one for
+# the gradients of queries: it reads or writes so many bytes for each element of each of them.
+_FUSED = 2.0
+# Compiled, the first step's gradients of keys and values become fp32 in the message, and what comes
+# last becomes bf16.
+_COMPILED_CONVERT = 6.0
+# Compiled, half of a message is added to (5) while all of it is copied on the way, and then joined.
+_COMPILED_ADD_HALF = 22.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +99,14 @@ class TorchRing(Ring):
         host.memory_bound(f"{name}.sum", nbytes, "add", 6.0 + 7.0 * self.n_ranks)
 
     @property
+    def n_tables(self) -> Array:
+        """Two where ranks share sequences: `context_parallel` restores a table from its copy.
+
+        Within the step the table is as short as the rank's part, but its memory is not released.
+        """
+        return 1.0 + self.is_split
+
+    @property
     def _keys_values(self) -> Array:
         """The number of elements of the rank's own keys and values."""
         return (self.key_bytes + self.value_bytes) / self.shapes.attention_element_bytes
@@ -102,6 +119,79 @@ class TorchRing(Ring):
         return self.is_split * (self.all_key_value_bytes + sums)
 
 
+@dataclass(frozen=True, eq=False)
+class CompiledRing(TorchRing):
+    """The same steps in a block that torch.compile has traced.
+
+    A traced message is awaited as soon as it has been sent (distributed/_functional_collectives.py,
+    _maybe_wrap_tensor), and inductor moves no message beside a kernel unless it is told to
+    (_inductor/config.py, reorder_for_compute_comm_overlap). Nothing overlaps, therefore. The
+    backward pass reads what the forward pass or its recomputation has gathered, which stays until
+    then. Its kernels of attention all run before the first message, and their results wait for the
+    messages of the steps before them.
+    """
+
+    def attend(self, host: HostProgram, chain: str, window: int) -> None:
+        """Run all steps, with the gather before them or the messages of their sums after them."""
+        masked = self._masked(chain, window)
+        if window:
+            host.launch(masked)
+            return
+        name, element_bytes = masked.name, self.shapes.attention_element_bytes
+        n_later, keys_values = self.n_ranks - 1.0, self._keys_values
+        later = replace(masked, name=f"{name}.ring", n_launches=n_later, masked=False)
+        if chain != BACKWARD:
+            host.memory_bound(f"{name}.pack", self.is_split * _JOIN * keys_values, "copy")
+            gathered = self.is_split * self.all_key_value_bytes
+            host.run(names.all_gather(name), "all_gather", gathered, self.axis)
+            host.launch(masked)
+            host.launch(later)
+            nbytes = self._fused_bytes(self.output_bytes / element_bytes)
+            host.memory_bound(f"{name}.sum", nbytes, "add")
+            return
+        host.launch(masked)
+        host.launch(later)
+        of_keys = 2.0 * _COMPILED_CONVERT + n_later * _COMPILED_ADD_HALF
+        of_queries = self._fused_bytes(self.query_bytes / element_bytes)
+        nbytes = self.is_split * of_keys * keys_values + of_queries
+        message = names.send_recv(name)
+        sums_bytes = self.is_split * self.n_ranks * FP32_BYTES * keys_values
+        host.issue(message, "send_recv", sums_bytes, self.axis, self.n_ranks)
+        host.wait(message)
+        host.memory_bound(f"{name}.sum", nbytes, "add", 2.0 + 4.0 * self.n_ranks)
+
+    def _fused_bytes(self, elements: Array) -> Array:
+        """Return the bytes that one kernel moves to sum what all steps have formed."""
+        return self.is_split * _FUSED * (self.n_ranks + 1.0) * elements
+
+    @property
+    def saved_bytes(self) -> Array:
+        """The bytes of all ranks' keys and values."""
+        return self.is_split * self.all_key_value_bytes
+
+    @property
+    def kept_bytes(self) -> Array:
+        """The same bytes, since nothing that is not a product is formed again for them."""
+        return self.saved_bytes
+
+    @property
+    def working_bytes(self) -> Array:
+        """The bytes that the first rank holds once attention has run and nothing has been sent.
+
+        These are the gradients of every step. After the first one, the rank has half of its queries
+        and all of other ranks' keys and values in each. With two ranks, the first message and what
+        comes in return for it need more than the keys and values that have been gathered, and that
+        attention has read by then.
+        """
+        n_later = self.n_ranks - 1.0
+        of_keys = self.n_ranks * (self.key_bytes + self.value_bytes)
+        gradients = of_keys + (1.0 + 0.5 * n_later) * self.query_bytes
+        messages = 2.0 * FP32_BYTES * self._keys_values
+        beyond_gathered = np.maximum(messages - self.all_key_value_bytes, 0.0)
+        return self.is_split * (gradients + self.all_key_value_bytes + beyond_gathered)
+
+
+@dataclass(frozen=True, eq=False)
 class FlexGather(AllGather):
     """Keys and values are gathered along the first dimension, and one kernel has a mask of blocks.
 

@@ -50,7 +50,7 @@ from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 from axonn_tune.strategies.sharding import Sharding
 from axonn_tune.strategies.staged_communication import StagedCommunication
 from axonn_tune.strategies.step_plan import plan_key, step_plan
-from axonn_tune.strategies.torch_context import FlexGather, TorchRing
+from axonn_tune.strategies.torch_context import CompiledRing, FlexGather, TorchRing
 from axonn_tune.strategies.transformer import Transformer
 from axonn_tune.strategies.units import trained_share
 from axonn_tune.strategies.zero_communication import ZeroCommunication
@@ -321,7 +321,8 @@ class Zero:
             return UlyssesInTurn(shapes)
         if self.context_kind == RING and program.is_fsdp2:
             n_copies = model.n_heads / model.n_kv_heads if program.repeats_kv_heads else 1.0
-            return TorchRing(shapes, key_copies=n_copies)
+            ring = TorchRing if program.runs_eagerly else CompiledRing
+            return ring(shapes, key_copies=n_copies)
         if self.context_kind == ALL_GATHER and program.is_fsdp2:
             return FlexGather(shapes)
         return context_parallelism(self.context_kind, shapes)

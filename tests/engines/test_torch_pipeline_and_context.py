@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from worlds import llama
 
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.plan import MemoryBound
+from axonn_tune.spec.plan import Collective, MemoryBound
 from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.strategies.zero import zero3
 
@@ -23,10 +24,10 @@ MODEL = llama(n_layers=4, vocab_size=1024, seq_len=64, **SIZES)
 
 
 @cache
-def printed_by(program):
+def printed_by(program, *arguments):
     """What a program of this folder prints, which has a process group of its own."""
     path = Path(__file__).with_name(program)
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, path, *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -67,24 +68,59 @@ def test_a_stage_gathers_once_and_reduces_behind_its_last_backward_pass():
     assert not any(messages(plan, part) for part in (*usual, stages.sync.backward))
 
 
+def shared_attention(chain, n_ranks, recompute="none", **facts):
+    """The operations of attention of a chain, and the elements of a rank's queries."""
+    strategy = zero3(Engine(zero=replace(ENGINE.zero, **facts)), context_kind="ring")
+    heads = {**SIZES, "n_heads": 2, "n_kv_heads": 2}
+    model = llama(n_layers=1, vocab_size=1024, seq_len=1024, **heads)
+    job = Job(n_ranks, 1, 1024)
+    plan = plan_of(strategy, model, job, recompute=recompute, context=n_ranks)
+    of_chain = [op for op in operations(plan.microstep) if op.name.startswith(f"{chain}.attention")]
+    return of_chain, job.seq_len / n_ranks * model.hidden_size
+
+
+def moved(of_chain):
+    return sum(number(op.nbytes) for op in of_chain if isinstance(op, MemoryBound))
+
+
 @pytest.mark.parametrize("chain", [pytest.param("forward", marks=pytest.mark.slow), "backward"])
 def test_a_shared_sequence_moves_what_torch_moves(chain):
     recorded = printed_by("ring_attention.py")[chain]
-    strategy = zero3(ENGINE, context_kind="ring")
-    job = Job(4, 1, 1024)
-    model = llama(
-        n_layers=1, vocab_size=1024, seq_len=1024, **{**SIZES, "n_heads": 2, "n_kv_heads": 2}
-    )
-    plan = plan_of(strategy, model, job, context=4)
-    of_chain = [op for op in operations(plan.microstep) if op.name.startswith(f"{chain}.attention")]
-    n_elements = job.seq_len / 4 * model.hidden_size
-    kernels = sum(number(op.nbytes) for op in of_chain if isinstance(op, MemoryBound))
-    assert kernels / n_elements == pytest.approx(recorded["kernels"], rel=0.02)
+    of_chain, n_elements = shared_attention(chain, 4, runs_eagerly=True)
+    assert moved(of_chain) / n_elements == pytest.approx(recorded["kernels"], rel=0.02)
     sent = Counter()
-    for op in collectives(plan, plan.microstep):
-        if op.name.startswith(f"{chain}.attention"):
+    for op in of_chain:
+        if isinstance(op, Collective):
             sent[op.kind, "number"] += number(op.n_calls)
             sent[op.kind, "bytes"] += number(op.nbytes) / n_elements
     for kind, (count, nbytes) in recorded["messages"].items():
         assert sent[kind, "number"] == count
         assert sent[kind, "bytes"] == pytest.approx(nbytes)
+
+
+@pytest.mark.parametrize("n_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_compiled_block_awaits_its_messages_and_gathers_once_for_both_passes(n_ranks):
+    recorded = printed_by("compiled_ring_attention.py", str(n_ranks))
+    for chain in recorded.values():
+        order = chain["order"]
+        sent = [i for i, kind in enumerate(order) if kind in ("all_gather", "send_recv")]
+        assert all(order[i + 1] == "wait" for i in sent)
+    # The backward pass begins with the recomputation, and sends when all gradients exist.
+    backward = recorded["backward"]["order"]
+    assert backward.count("all_gather") == recorded["forward"]["order"].count("all_gather") == 1
+    after_attention = backward[len(backward) - backward[::-1].index("backward") :]
+    assert after_attention == ["send_recv", "wait"] * n_ranks
+
+    chains, launched = ("forward", "recompute", "backward"), {}
+    for chain in chains:
+        of_chain, n_elements = shared_attention(chain, n_ranks, recompute="full")
+        launched[chain] = moved(of_chain) / n_elements
+        sent = [op for op in of_chain if isinstance(op, Collective)]
+        kinds = {op.kind: number(op.n_calls) for op in sent}
+        assert kinds == ({"send_recv": n_ranks} if chain == "backward" else {"all_gather": 1})
+        for message in sent:
+            following = of_chain[of_chain.index(message) + 1]
+            assert message.name in following.waits_for
+    assert launched["forward"] == pytest.approx(recorded["forward"]["kernels"], rel=0.01)
+    again = launched["recompute"] + launched["backward"]
+    assert again == pytest.approx(recorded["backward"]["kernels"], rel=0.01)

@@ -42,9 +42,11 @@ def test_rates_and_memory_are_met(errors):
     rates, memory = errors["tokens_per_second_per_gpu"], errors["memory_gib"]
     assert (len(rates), len(memory)) == (39, 20)
     assert mean(map(abs, memory.values())) < 0.05 and max(map(abs, memory.values())) < 0.16
-    # Why ranks that share a sequence are slower than predicted is not known.
+    # Why ranks of a node that share a sequence are slower than predicted is not known.
     slow = {run: rates[run] for run in rates if " CP" in run}
-    assert list(slow.values()) == pytest.approx([0.0, 0.34, 0.40, 0.17, 0.16, 0.283], abs=0.01)
+    assert list(slow.values()) == pytest.approx(
+        [0.009, 0.358, 0.423, 0.113, 0.059, 0.176], abs=0.01
+    )
     others = {run: error for run, error in rates.items() if run not in slow}
     assert mean(map(abs, others.values())) < 0.045
     beside = {run: error for run, error in others.items() if ", async" in run or " PP" in run}
@@ -74,14 +76,26 @@ def test_what_ran_fits_and_what_did_not_does_not():
     assert not prediction.fits
 
 
-def test_parts_of_longer_sequences_take_no_more_memory():
-    """The loss takes most, so that the buffers of a ring do not count; 83.9 to 84.5 GiB ran."""
-    compared = compare_published(list(torchtitan(ROWS, LOADERS)))
-    long = [
-        c
-        for c in compared
-        if c.metric == "memory_gib" and c.subject.startswith("llama3-8b") and "K, fp8" in c.subject
-    ]
+def long_runs(compared, model):
+    """The memory of runs with long sequences, of which a rank always has 32 thousand tokens."""
+    runs = [c for c in compared if c.metric == "memory_gib" and c.subject.startswith(model)]
+    long = [c for c in runs if "K, fp8" in c.subject]
     assert len(long) == 4
-    assert max(c.predicted for c in long) == pytest.approx(min(c.predicted for c in long))
+    return long
+
+
+def test_parts_of_longer_sequences_take_hardly_more_memory():
+    """The loss takes most, so that the buffers of a ring do not count; 83.9 to 84.5 GiB ran."""
+    long = long_runs(compare_published(list(torchtitan(ROWS, LOADERS))), "llama3-8b")
+    predicted = [c.predicted for c in long]
+    assert predicted == sorted(predicted) and 1.0 < predicted[-1] / predicted[0] < 1.005
     assert max(c.published for c in long) < 1.01 * min(c.published for c in long)
+
+
+def test_stages_hold_gathered_keys_of_longer_sequences():
+    """With 2 and 4 ranks 0.6 and 1.8 GiB more ran than with whole sequences."""
+    long = long_runs(compare_published(list(torchtitan(ROWS, LOADERS))), "llama3-405b")
+    whole, *shared = long
+    more = [c.predicted - whole.predicted for c in shared]
+    assert more == pytest.approx([0.54, 1.10, 2.21], abs=0.02)
+    assert [c.published - whole.published for c in shared] == pytest.approx([0.6, 1.8, 9.6])

@@ -267,7 +267,8 @@ def test_what_is_reserved_is_the_sum_over_streams(name, keeps_output):
     widths = 3 * hidden + kv_width + ffn + keeps_output * hidden
     saved = 32 * tokens * widths * 2
     at_loss = 14 * tokens * vocabulary + 2 * (2 * tokens * hidden)
-    computing = 12 * parameters / 8 + saved + at_loss + 2 * (root + block)
+    rotations = 4 * 128 * 8192
+    computing = rotations + 12 * parameters / 8 + saved + at_loss + 2 * (root + block)
     receiving, reducing = 2 * (root + block), 4 * parameters / 8
     engine = load_engine(f"torchtitan{name}")
     job = Job(8, 16, 8192)
@@ -406,26 +407,31 @@ def test_users_may_let_gradients_be_reduced_once():
 # Context parallelism -------------------------------------------------------------------------
 
 
-def shared(**facts):
+def shared(memory=None, **facts):
     """FSDP2 in which ranks share sequences."""
-    return zero3(engine_with(context_kind="ring", **facts), context_kind="ring")
+    engine = replace(engine_with(context_kind="ring", **facts), memory=memory or MemoryForm())
+    return zero3(engine, context_kind="ring")
 
 
-def test_ranks_that_share_a_sequence_share_states_and_the_work():
+# Bytes of the keys and values of the 16 tokens of a rank, if four share a sequence.
+SHARED_BYTES = 2 * 16 * 2 * MODEL.n_kv_heads * MODEL.head_dim
+
+
+@pytest.mark.parametrize("is_eager", [True, False], ids=["eager", "compiled"])
+def test_ranks_that_share_a_sequence_share_states_and_the_work(is_eager):
     whole = plan_of(zero3(engine_with()), MODEL, JOB, shard=16)
-    parts = plan_of(shared(), MODEL, JOB, context=4, shard=4)
+    parts = plan_of(shared(runs_eagerly=is_eager), MODEL, JOB, context=4, shard=4)
     assert flops(parts) == pytest.approx(flops(whole) / 4)
     axes = {op.axis for op in collectives(parts, parts.microstep) if op.kind == "all_gather"}
     assert axes == {"context*shard", "context"}
     assert group_size(parts, "context*shard") == 16
     sent = [op for op in collectives(parts, parts.microstep) if op.axis == "context"]
-    # Keys and values of each rank's 16 tokens are gathered in both passes, and the backward pass
-    # sends four sums of their gradients on, which take twice as many bytes.
-    of_rank = 2 * 16 * 2 * MODEL.n_kv_heads * MODEL.head_dim
+    # Keys and values are gathered in both passes, unless a compiled block has kept them, and the
+    # backward pass sends four sums of their gradients on, which take twice as many bytes.
     nbytes = Counter()
     for op in sent:
         nbytes[op.kind] += number(op.nbytes)
-    gathered, passed_on = 2 * 4 * of_rank, 4 * 2 * of_rank
+    gathered, passed_on = (1 + is_eager) * 4 * SHARED_BYTES, 4 * 2 * SHARED_BYTES
     assert nbytes == {
         "all_gather": MODEL.n_layers * gathered,
         "send_recv": MODEL.n_layers * passed_on,
@@ -444,13 +450,48 @@ def test_keys_are_copied_for_each_of_their_queries_before_they_are_shared():
 
 
 def test_shared_sequences_take_less_memory_and_buffers():
-    whole = memory_terms(zero3(engine_with()), MODEL, JOB, shard=16)
-    parts = memory_terms(shared(), MODEL, JOB, context=4, shard=4)
+    # So much that the loss is when most is held.
+    memory = MemoryForm(logit_bytes=quantity(1000.0))
+    whole = memory_terms(shared(memory), MODEL, JOB, context=1, shard=16)
+    parts = memory_terms(shared(memory), MODEL, JOB, context=4, shard=4)
     assert parts["weights"] == whole["weights"]
     assert parts["optimizer_states"] == whole["optimizer_states"]
-    assert parts["activations"] == pytest.approx(whole["activations"] / 4)
-    alone = memory_terms(shared(), MODEL, JOB, context=1, shard=16)
+    # A compiled block keeps the keys and values that it has gathered.
+    kept = MODEL.n_layers * 4 * SHARED_BYTES
+    assert parts["activations"] == pytest.approx(whole["activations"] / 4 + kept)
+    alone = memory_terms(zero3(replace(engine_with(), memory=memory)), MODEL, JOB, shard=16)
     assert alone == pytest.approx(whole)
+
+
+@pytest.mark.parametrize("n_stages", [1, 2])
+@pytest.mark.parametrize("n_ranks", [1, 4])
+def test_a_table_of_rotations_is_as_long_as_the_sequence_and_is_restored_from_a_copy(
+    n_ranks, n_stages
+):
+    def weights(nbytes):
+        strategy = shared(MemoryForm(rotation_bytes=quantity(nbytes)), has_stages=True)
+        sizes = {"context": n_ranks, "shard": 4 // n_ranks, "pipeline": n_stages}
+        return memory_terms(strategy, MODEL, replace(JOB, n_gpus=4 * n_stages), **sizes)["weights"]
+
+    # The table of a stage has no copy.
+    n_tables = 2 if n_ranks > 1 and n_stages == 1 else 1
+    assert weights(4.0) - weights(0.0) == n_tables * 4.0 * MODEL.head_dim * JOB.seq_len
+
+
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_a_compiled_stage_holds_gathered_keys_from_recomputation_to_attention(n_ranks):
+    model, n_stages = replace(MODEL, seq_len=4096, ffn_hidden_size=4096), 2
+
+    def working(context):
+        strategy = shared(repeats_kv_heads=True, has_stages=True)
+        job = Job(n_stages * 4, 16, 1024 * context)
+        layout = {"context": context, "shard": 4 // context, "pipeline": n_stages}
+        terms = memory_terms(strategy, model, job, recompute="full", **layout)
+        return terms["working_set"]
+
+    # The MLP's backward pass is when such a block needs most.
+    gathered = n_ranks * 1024 * 2 * 2 * MODEL.n_heads * MODEL.head_dim
+    assert working(n_ranks) - working(1) == pytest.approx(gathered)
 
 
 def test_a_sequence_is_cut_into_two_chunks_for_each_rank():
