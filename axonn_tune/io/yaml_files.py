@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
 import yaml
@@ -147,7 +148,7 @@ def _read(
     `derived` are the files of which this one is the base, directly or through others.
     """
     text = read_text(path)
-    data = parse_yaml(text, path)
+    data = _parsed_once(text, os.fspath(path))
     version = data.get(version_key) if isinstance(data, dict) else None
     if isinstance(version, int) and version > newest:
         raise FileError(
@@ -225,6 +226,11 @@ def parse_yaml(text: str, origin: FileName) -> Any:
         raise FileError(f"{os.fspath(origin)}: a number is too long") from None
     except yaml.YAMLError as error:
         raise FileError(f"{os.fspath(origin)}: {error}") from None
+
+
+# The same as `parse_yaml`, for texts that are read again and again, such as the profile of a
+# machine in many searches. All callers get the same data, which they may not change.
+_parsed_once = lru_cache(maxsize=32)(parse_yaml)
 
 
 def _refuse_what_is_not_plain(text: str) -> None:

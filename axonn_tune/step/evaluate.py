@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -46,6 +47,8 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.schedules import KernelTimes, Schedules, names_of
 
 CHUNK_ROWS = 16384
+# So many candidates that issue the same phases are played sooner without those that issue others.
+OWN_ROWS = 4096
 T = TypeVar("T")
 
 
@@ -202,13 +205,33 @@ def _check_finite(machine: Machine, step: PlayedStep) -> None:
 
 def _play_chunks(evaluators: Sequence[Evaluator]) -> list[PlayedStep]:
     """Play the candidates chunk by chunk, on all machines at once."""
-    n_candidates = len(evaluators[0].candidates)
     collectives = _collectives(evaluators)
     chunks = [
-        _PlayedChunk(evaluators, collectives, slice(start, start + CHUNK_ROWS)).steps()
-        for start in range(0, n_candidates, CHUNK_ROWS)
+        _PlayedChunk(evaluators, collectives, chunk).steps() for chunk in _chunks(evaluators[0])
     ]
     return [reduce(PlayedStep.joined, steps) for steps in zip(*chunks, strict=True)]
+
+
+def _chunks(evaluator: Evaluator) -> list[slice]:
+    """Return the chunks of candidates that are played together.
+
+    A chunk ends where others issue other phases, unless few stand before or after that.
+    """
+    n_candidates = evaluator.rows.size
+    starts = [0]
+    micro = evaluator.schedules.plan.whole_microstep
+    repeats = [each.repeats for each in micro.phases] if micro is not None else []
+    issues = [each[evaluator.rows] > 0 for each in repeats if isinstance(each, np.ndarray)]
+    if issues:
+        differs = reduce(np.logical_or, (each[1:] != each[:-1] for each in issues))
+        for start in (np.flatnonzero(differs) + 1).tolist():
+            if min(start - starts[-1], n_candidates - start) >= OWN_ROWS:
+                starts.append(start)
+    return [
+        slice(first, min(first + CHUNK_ROWS, end))
+        for start, end in pairwise([*starts, n_candidates])
+        for first in range(start, end, CHUNK_ROWS)
+    ]
 
 
 def least_step(kernels: KernelTimes) -> PlayedStep:
@@ -281,27 +304,32 @@ class _PlayedChunk:
 
     def _play(self, part: Part) -> list[Played]:
         """Play a part on all machines, for the candidates on the first machine first."""
+        issued = replace(part, phases=tuple(filter(self._issues, part.phases)))
         least = _on_machines(
-            self._collectives, lambda prices: prices.least_seconds(part.phases, self._chunk)
+            self._collectives, lambda prices: prices.least_seconds(issued.phases, self._chunk)
         )
         n_machines = len(self._evaluators)
         rows = np.tile(self._rows, n_machines)
-        program, sharing = self._schedules.program(part, rows, self._lanes)
+        program, sharing = self._schedules.program(issued, rows, self._lanes)
         played = play(
             program,
             (least.size,),
-            partial(self._kernels, part),
-            lambda index: self._message(part, index).ravel(),
+            partial(self._kernels, issued),
+            lambda index: self._message(issued, index).ravel(),
             self._interference,
             least.ravel(),
             sharing,
-            self._issued_seconds(part),
+            self._issued_seconds(issued),
         )
         seconds = played.seconds.reshape(least.shape)
         exposed = played.exposed_seconds.reshape(least.shape)
         for evaluator, seconds_on in zip(self._evaluators, seconds, strict=True):
             np.maximum(seconds_on, self._host_seconds(evaluator.scenario, part), out=seconds_on)
         return [Played(*on_machine) for on_machine in zip(seconds, exposed, strict=True)]
+
+    def _issues(self, phase: Phase) -> bool:
+        """Return whether a candidate of the chunk issues a phase."""
+        return isinstance(phase.repeats, int) or bool(phase.repeats[self._rows].any())
 
     def _kernels(self, part: Part, indices: tuple[OpIndex, ...]) -> Array:
         """Return the time of kernels that run back to back, shape (M * chunk,).

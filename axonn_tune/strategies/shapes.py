@@ -26,6 +26,7 @@ from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT, operand_bytes
 from axonn_tune.spec.recomputation import (
+    extent,
     is_partial,
     n_recomputed_layers,
     recomputed_modules,
@@ -230,8 +231,8 @@ class Shapes:
 
     @cached_property
     def _one_candidate(self) -> CandidateTable:
-        """The first candidate; candidates of one plan may differ in the layers they recompute."""
-        return self.table.take(slice(1))
+        """A candidate that recomputes least; those of one plan may differ in how many layers."""
+        return self.table.take(np.argsort(extent(self.table.recompute), kind="stable")[:1])
 
     @cached_property
     def recomputed_modules(self) -> frozenset[str]:

@@ -6,6 +6,7 @@ in how often a phase is repeated.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from graphlib import TopologicalSorter
@@ -31,24 +32,27 @@ from axonn_tune.strategies.pipeline import stages_of
 from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.transformer import Transformer
 
-# The name of a phase, and the identity of its operations.
-_PhaseKey: TypeAlias = tuple[str, int]
+# The identity of a phase's operations, and how many earlier phases have the same ones.
+_PhaseKey: TypeAlias = tuple[int, int]
 
 
-def plan_key(shapes: Shapes, joins_stages: bool = False) -> Hashable:
+def plan_key(shapes: Shapes, joins_stages: bool = False, joins_full: bool = False) -> Hashable:
     """Return a key that is equal for tables whose candidates one plan can describe.
 
-    Such candidates recompute the same modules, and either all of them recompute every layer of a
-    stage or none of them does. See `Strategy.plan_key`.
+    Such candidates recompute the same modules. See `Strategy.plan_key`.
 
     Parameters
     ----------
     joins_stages : bool
         Whether one end of the step is valid for several numbers of stages and virtual stages.
+    joins_full : bool
+        Whether candidates that recompute every layer have a plan with those that recompute some
+        layers or none. If not, all candidates of a plan recompute every layer, or none does.
     """
     table = shapes.table
+    recompute = "none" if joins_full and shapes.recompute == "full" else shapes.recompute
     lengths = () if joins_stages else (table.n_stages, table.common_n_virtual)
-    return shapes.recompute, shapes.recomputed_modules, table.is_pipelined, lengths
+    return recompute, shapes.recomputed_modules, table.is_pipelined, lengths
 
 
 def step_plan(
@@ -171,7 +175,7 @@ def _merged(alternatives: Sequence[tuple[Phase, ...]], kinds: Ints) -> tuple[Pha
     ----------
     alternatives
         The phases of each of several kinds of candidates. Phases with the same operations share
-        them.
+        them, whatever their names, and become one phase.
     kinds : array of int, shape (C,)
         The kind of each candidate.
     """
@@ -179,7 +183,11 @@ def _merged(alternatives: Sequence[tuple[Phase, ...]], kinds: Ints) -> tuple[Pha
     followers: TopologicalSorter[_PhaseKey] = TopologicalSorter()
     repeats = []
     for phases in alternatives:
-        keys = [(phase.name, id(phase.operations)) for phase in phases]
+        seen: Counter[int] = Counter()
+        keys = []
+        for phase in phases:
+            keys.append((id(phase.operations), seen[id(phase.operations)]))
+            seen[id(phase.operations)] += 1
         known |= zip(keys, phases, strict=True)
         for key in keys:
             followers.add(key)

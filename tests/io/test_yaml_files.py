@@ -253,3 +253,10 @@ def test_a_bad_row_of_a_table_is_named(tmp_path: Path, row: str, complaint: str)
     path.write_text(re.sub(r"m,n,k(.*\n)+?(?=\S)", table, path.read_text()))
     with pytest.raises(FileError, match=complaint):
         load_yaml(path, Machine)
+
+
+def test_a_file_that_was_read_is_read_again_after_a_change(tmp_path: Path) -> None:
+    path = tmp_path / "outer.yaml"
+    for name in ("a", "b", "a"):
+        path.write_text(f"name: {name}\nsize_bytes: 1\n")
+        assert load_yaml(path, Outer).name == name
