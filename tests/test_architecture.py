@@ -310,6 +310,7 @@ LEFT_OUT = {
     "suggest": {
         "json",
         "statistics",
+        "numpy.random",
         "axonn_tune.simulate.pipeline",
         "axonn_tune.search.one_layout",
     },
