@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from axonn_tune.errors import NoCandidateError
 from axonn_tune.search.rank import Detail, best_of
 from axonn_tune.search.search import Search
 from axonn_tune.spec.job import Job
@@ -222,6 +221,4 @@ def training_run(search: Search, tokens: float, detail: Detail = "chance") -> Tr
         restart_seconds=facility.restart_seconds.value + checkpoint_seconds,
     )
     best = best_of(search, detail)
-    if best.prediction is None:
-        raise NoCandidateError(best.reason)
-    return TrainingRun(best.search, best.prediction, tokens, failures)
+    return TrainingRun(best.search, best.known(), tokens, failures)

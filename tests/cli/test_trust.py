@@ -58,6 +58,7 @@ SEVERAL_SEARCHES = [
     ["suggest", "--gpus", "8", "--strategy", "all"],
     ["scale", "--gpus", "4..8"],
     ["plan", "--gpus", "8"],
+    ["whatif", "--gpus", "8", "--set", "inter_node.bandwidth=2x"],
 ]
 
 
