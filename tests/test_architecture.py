@@ -270,6 +270,7 @@ LEFT_OUT = {
     "suggest": {
         "json",
         "statistics",
+        "numpy.random",
         "axonn_tune.simulate.pipeline",
         "axonn_tune.search.one_layout",
     },

@@ -30,7 +30,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_engine, machine_of_gpu
 from axonn_tune.options import SEARCH, SearchOptions, with_options
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.search.rank import Best, Each, rank_best, with_best_batch
+from axonn_tune.search.rank import Best, Detail, Each, rank_best, with_best_batch
 from axonn_tune.search.search import Search
 from axonn_tune.spec.checks import require_choice, whole_number
 from axonn_tune.spec.layout import Layout
@@ -141,9 +141,13 @@ def comparison(
     grids: Sequence[str] = (),
     vary: Sequence[str] = (),
     each: Each = iter,
+    detail: Detail = "chance",
     **options: Unpack[SearchOptions],
 ) -> list[Best]:
-    """Return what `compare` shows: for each value of what is varied, the best of each contender."""
+    """Return what `compare` shows: for each value of what is varied, the best of each contender.
+
+    The predictions of given grids state no chance, whatever `detail` is wanted.
+    """
     from axonn_tune.studies.compare import compare as compare_searches
     from axonn_tune.studies.compare import compare_layouts
 
@@ -174,7 +178,7 @@ def comparison(
         if layouts:
             best += compare_layouts(list(zip(searches, layouts, strict=True)), each)
         else:
-            best += compare_searches(searches, each)
+            best += compare_searches(searches, each, detail)
     return best
 
 

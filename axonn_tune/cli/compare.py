@@ -69,6 +69,7 @@ def command(
         --engine megatron-core,nanotron,fsdp2,fsdp2-eager,deepspeed
     """
     from axonn_tune.api.answers import comparison
+    from axonn_tune.cli.output import detail_shown
 
     names = [name.strip() for name in strategies.split(",")] if strategies else None
     contenders = comparison(
@@ -77,6 +78,7 @@ def command(
         grids=grids,
         vary=vary,
         each=Progress("Searching", quiet),
+        detail=detail_shown(output_format),
         **options,
     )
     emit_comparison(

@@ -89,7 +89,7 @@ def command(
       axonn-tune plan --model 20b --gpus 512 --machine frontier --gpu-mtbf 3y
     """
     from axonn_tune.api.searching import build_search
-    from axonn_tune.cli.output import emit_as, with_machine_remark
+    from axonn_tune.cli.output import detail_shown, emit_as, with_machine_remark
     from axonn_tune.report import plan as report
     from axonn_tune.studies.limits import Limits
     from axonn_tune.studies.run_plan import plan_run
@@ -109,7 +109,14 @@ def command(
         node_hour_price=node_hour_price,
     )
     n_tokens = None if tokens is None else parse_count(tokens, "--tokens")
-    plan = plan_run(search, n_tokens, limits, gpus is not None, Progress("Searching", quiet))
+    plan = plan_run(
+        search,
+        n_tokens,
+        limits,
+        gpus is not None,
+        Progress("Searching", quiet),
+        detail_shown(output_format),
+    )
     emit_as(
         output_format,
         output,

@@ -61,7 +61,13 @@ def command(
       axonn-tune scale --model llama3-8b --gpus 8..512 --batch-per-gpu 2 --machine alps --plot s.svg
     """
     from axonn_tune.api.answers import scaling_searches
-    from axonn_tune.cli.output import check_plot, emit_as, save_plot, with_machine_remark
+    from axonn_tune.cli.output import (
+        check_plot,
+        detail_shown,
+        emit_as,
+        save_plot,
+        with_machine_remark,
+    )
     from axonn_tune.report import scale as report
     from axonn_tune.studies.scaling import parse_counts, scale
 
@@ -69,12 +75,7 @@ def command(
     searches = scaling_searches(
         _models(model, weak), parse_counts(gpus), batch_per_gpu=batch_per_gpu, **options
     )
-    # The table leaves out the chance to be the fastest, which takes a third of the time.
-    points = scale(
-        searches,
-        Progress("Searching", quiet),
-        detail="interval" if output_format == "table" else "chance",
-    )
+    points = scale(searches, Progress("Searching", quiet), detail_shown(output_format))
     save_plot(plot, lambda: report.scaling_figure(points))
     emit_as(
         output_format,

@@ -73,7 +73,14 @@ def command(
       axonn-tune suggest --gpus 64 --model ./config.json --format json --output ranking.json
     """
     from axonn_tune.api.searching import build_search
-    from axonn_tune.cli.output import check_plot, emit, emit_as, save_plot, with_machine_remark
+    from axonn_tune.cli.output import (
+        check_plot,
+        detail_shown,
+        emit,
+        emit_as,
+        save_plot,
+        with_machine_remark,
+    )
     from axonn_tune.report import suggest as report
     from axonn_tune.report.records import flat_record
     from axonn_tune.search.rank import rank_best
@@ -95,7 +102,9 @@ def command(
         from axonn_tune.cli.compare import emit_comparison
         from axonn_tune.cli.progress import Progress
 
-        contenders = comparison(each=Progress("Searching", quiet), **options)
+        contenders = comparison(
+            each=Progress("Searching", quiet), detail=detail_shown(output_format), **options
+        )
         emit_comparison(contenders, options["machine"], output_format, output, wanted=None)
         return
     search = build_search(**options)

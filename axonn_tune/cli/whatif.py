@@ -65,7 +65,7 @@ def command(
     """
     from axonn_tune.api.answers import changed_machine
     from axonn_tune.api.searching import build_search
-    from axonn_tune.cli.output import emit_as, with_machine_remark
+    from axonn_tune.cli.output import detail_shown, emit_as, with_machine_remark
     from axonn_tune.report import whatif as report
     from axonn_tune.search.rank import with_best_batch
     from axonn_tune.studies.whatif import influences, what_if
@@ -73,7 +73,7 @@ def command(
     search = with_best_batch(build_search(**options))
     result = None
     if settings:
-        result = what_if(search, changed_machine(search, settings))
+        result = what_if(search, changed_machine(search, settings), detail_shown(output_format))
     is_listed = not settings if sensitivities is None else sensitivities
     listed = influences(search, by, Progress("Searching", quiet)) if is_listed else []
 

@@ -183,6 +183,18 @@ class Best(NamedTuple):
     prediction: Prediction | None
     reason: str = ""
 
+    def known(self) -> Prediction:
+        """Return the prediction.
+
+        Raises
+        ------
+        NoCandidateError
+            There is none, for this reason.
+        """
+        if self.prediction is None:
+            raise NoCandidateError(self.reason)
+        return self.prediction
+
 
 def best_of(search: Search, detail: Detail = "chance") -> Best:
     """Return the best configuration, or the reason why no layout is legal or fits.

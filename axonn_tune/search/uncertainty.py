@@ -1,13 +1,18 @@
 """The probability that each of the fastest candidates is the fastest.
 
-The true times are drawn at random around the predicted ones. A number that all candidates share,
+True times scatter around the predicted ones by a normal law. A number that all candidates share,
 such as a link's bandwidth, moves their times together; the price of a product between measured ones
 has an error of its own, which only candidates with the same products share; and effects that the
 model leaves out differ from one candidate to the next (see `step.spread`).
+
+The law is represented by points that are spread evenly, the multiples of irrational numbers of
+Richtmyer. They are closer to it than random ones, and `numpy.random`, which takes longer to import
+than all of this to compute, is not needed.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +25,12 @@ from axonn_tune.step.spread import MODEL_ERROR, deviations, spread
 
 # Number of the fastest rows that are compared; no other row has a chance.
 N_ROWS = 32
-# Number of random draws.
-N_DRAWS = 4096
+# Number of points of the normal law. In 41 searches the worst of the chances was off by 0.0035 on
+# average and by 0.008 at most, against a million random draws; with as many random draws as points
+# it was off by 0.0065 and 0.013 (measured).
+N_POINTS = 4096
+# A prime for each row.
+PRIMES = [n for n in range(2, 132) if all(n % divisor for divisor in range(2, n))]
 
 
 class Uncertainty(NamedTuple):
@@ -67,15 +76,33 @@ def uncertainty(
 
 
 def _p_best(log_seconds: Array, effects: Array, own_error: Array, shape_of: Ints) -> Array:
-    """Return the share of random draws in which each row is the fastest; equal rows share it."""
-    random = np.random.default_rng(0)
-    drawn = random.standard_normal((N_DRAWS, effects.shape[0])) @ effects
-    drawn += log_seconds
-    per_shape = random.standard_normal((N_DRAWS, int(shape_of.max()) + 1))
-    drawn += own_error * per_shape[:, shape_of]
-    drawn += MODEL_ERROR * random.standard_normal((N_DRAWS, log_seconds.size))
-    is_fastest = drawn <= drawn.min(axis=1, keepdims=True)
-    return (is_fastest / is_fastest.sum(axis=1, keepdims=True)).mean(axis=0)
+    """Return the share of points at which each row is the fastest; equal rows share it.
+
+    The logarithms of the times have the covariance
+
+        effects^T effects + own_error own_error^T (where the shapes are equal) + MODEL_ERROR^2 I
+    """
+    of_shapes = np.outer(own_error, own_error) * (shape_of[:, None] == shape_of)
+    alone = MODEL_ERROR**2 * np.eye(log_seconds.size)
+    root = np.linalg.cholesky(effects.T @ effects + of_shapes + alone)
+    log_drawn = log_seconds[:, None] + root @ _normal_points(log_seconds.size)
+    is_fastest = log_drawn <= log_drawn.min(axis=0)
+    return is_fastest @ (1.0 / np.count_nonzero(is_fastest, axis=0)) / N_POINTS
+
+
+@cache
+def _normal_points(n_variables: int) -> Array:
+    """Return points of independent standard normal variables, shape (n_variables, N_POINTS).
+
+    Coordinate j of point i of a cube is the fractional part of i sqrt(PRIMES[j]). Two neighbours
+    become two normal variables by the transform of Box and Muller.
+    """
+    roots = np.sqrt(PRIMES[: n_variables + n_variables % 2])
+    multiples = roots[:, None] * np.arange(1.0, N_POINTS + 1.0)
+    cube = multiples - np.floor(multiples)
+    radius, angle = np.sqrt(-2.0 * np.log(cube[::2])), 2.0 * np.pi * cube[1::2]
+    pairs = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1)
+    return pairs.reshape(-1, N_POINTS)[:n_variables]
 
 
 def tied(p_best: Array, share: float) -> int:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 
 from axonn_tune.errors import NoCandidateError
 from axonn_tune.processes import mapped
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.search.rank import Best, Each, Ranking, best_of, rank_candidates
+from axonn_tune.search.rank import Best, Detail, Each, Ranking, best_of, rank_candidates
 from axonn_tune.search.search import Search
 from axonn_tune.step.predict import predict
 from axonn_tune.step.prediction import Prediction
 
 
-def compare(searches: Sequence[Search], each: Each = iter) -> list[Best]:
+def compare(searches: Sequence[Search], each: Each = iter, detail: Detail = "chance") -> list[Best]:
     """Return the best of each search, the fastest first; searches without a result come last."""
-    return sorted(mapped(best_of, searches, each=each), key=_seconds)
+    return sorted(mapped(partial(best_of, detail=detail), searches, each=each), key=_seconds)
 
 
 def compare_layouts(layouts: Sequence[tuple[Search, str]], each: Each = iter) -> list[Best]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.no_fit import LARGEST_GPU_COUNT
-from axonn_tune.search.rank import Each
+from axonn_tune.search.rank import Detail, Each
 from axonn_tune.search.search import Search
 from axonn_tune.studies.limits import Limits
 from axonn_tune.studies.training_run import TrainingRun, causal_flops, training_run
@@ -55,6 +55,7 @@ def plan_run(
     limits: Limits = _NO_LIMITS,
     on_its_gpus: bool = True,
     each: Each = iter,
+    detail: Detail = "chance",
 ) -> RunPlan:
     """Return the run on the search's GPUs, or on the number of GPUs that suits the limits best.
 
@@ -66,6 +67,8 @@ def plan_run(
     on_its_gpus : bool
         Whether the search's number of GPUs is kept. Otherwise the limits find it, see
         `meet_deadline` and `spend_budget`.
+    detail
+        What the predictions have to state, at least the interval.
 
     Raises
     ------
@@ -80,21 +83,23 @@ def plan_run(
     if tokens is not None and not 0 < tokens <= MOST_TOKENS:
         raise InputError(f"--tokens is {tokens:g}; allowed: above zero, at most {MOST_TOKENS:g}")
     if on_its_gpus:
-        return RunPlan([_on_its_gpus(search, tokens, limits)], limits, tokens, False)
+        return RunPlan([_on_its_gpus(search, tokens, limits, detail)], limits, tokens, False)
     if limits.has_budget:
-        return RunPlan(spend_budget(search, tokens, limits, each), limits, tokens, True)
+        return RunPlan(spend_budget(search, tokens, limits, each, detail), limits, tokens, True)
     if tokens is None or limits.deadline_seconds is None:
         raise InputError(
             "give --gpus, or what finds their number: --deadline, such as 30d, --node-hours or "
             "--gpu-hours"
         )
-    runs = meet_deadline(search, tokens, limits.deadline_seconds, each)
+    runs = meet_deadline(search, tokens, limits.deadline_seconds, each, detail)
     return RunPlan(runs, limits, tokens, True)
 
 
-def _on_its_gpus(search: Search, tokens: float | None, limits: Limits) -> TrainingRun:
+def _on_its_gpus(
+    search: Search, tokens: float | None, limits: Limits, detail: Detail
+) -> TrainingRun:
     """Return the run on the search's GPUs, over the tokens or what the limits let it train."""
-    run = training_run(search, MOST_TOKENS if tokens is None else tokens)
+    run = training_run(search, MOST_TOKENS if tokens is None else tokens, detail)
     if math.isinf(run.wall_seconds):
         raise _never_ends(run)
     if tokens is not None:
@@ -106,7 +111,11 @@ def _on_its_gpus(search: Search, tokens: float | None, limits: Limits) -> Traini
 
 
 def meet_deadline(
-    search: Search, tokens: float, deadline_seconds: float, each: Each = iter
+    search: Search,
+    tokens: float,
+    deadline_seconds: float,
+    each: Each = iter,
+    detail: Detail = "chance",
 ) -> list[TrainingRun]:
     """Return runs on growing GPU counts, the last one the first that ends by the deadline.
 
@@ -122,7 +131,7 @@ def meet_deadline(
     counts = _counts_by(search, tokens, deadline_seconds)
     for n_gpus in each(counts):
         try:
-            runs.append(training_run(search.on_gpus(n_gpus), tokens))
+            runs.append(training_run(search.on_gpus(n_gpus), tokens, detail))
         except NoCandidateError:
             continue
         if runs[-1].wall_seconds <= deadline_seconds:
@@ -139,7 +148,11 @@ def meet_deadline(
 
 
 def spend_budget(
-    search: Search, tokens: float | None, limits: Limits, each: Each = iter
+    search: Search,
+    tokens: float | None,
+    limits: Limits,
+    each: Each = iter,
+    detail: Detail = "chance",
 ) -> list[TrainingRun]:
     """Return runs on falling GPU counts, the last one the best use of a budget.
 
@@ -163,7 +176,7 @@ def spend_budget(
         if _merit_at_peak(here, wanted, limits) < most:
             break
         try:
-            runs.append(training_run(here, wanted))
+            runs.append(training_run(here, wanted, detail))
         except NoCandidateError:
             continue
     if not runs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from axonn_tune.search.rank import rank_best
+from axonn_tune.search.rank import Detail, best_of
 from axonn_tune.search.search import Search
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
@@ -211,8 +211,8 @@ def checkpoint_bytes(model: Model, job: Job) -> float:
     return CHECKPOINT_BYTES_PER_PARAMETER * trained
 
 
-def training_run(search: Search, tokens: float) -> TrainingRun:
-    """Return the run on the search's GPUs, with its best configuration.
+def training_run(search: Search, tokens: float, detail: Detail = "chance") -> TrainingRun:
+    """Return the run on the search's GPUs, with its best configuration in as much detail as wanted.
 
     Raises
     ------
@@ -228,5 +228,5 @@ def training_run(search: Search, tokens: float) -> TrainingRun:
         checkpoint_seconds=checkpoint_seconds,
         restart_seconds=facility.restart_seconds.value + checkpoint_seconds,
     )
-    ranking = rank_best(search, 1)
-    return TrainingRun(ranking.search, ranking.top(1)[0], tokens, failures)
+    best = best_of(search, detail)
+    return TrainingRun(best.search, best.known(), tokens, failures)

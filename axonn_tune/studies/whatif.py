@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from axonn_tune.errors import InputError
-from axonn_tune.search.rank import Each, Ranking, best_of, rank_best, rank_candidates
+from axonn_tune.search.rank import Detail, Each, Ranking, best_of, rank_candidates
 from axonn_tune.search.search import Search
 from axonn_tune.spec.machine import Machine, MemoryReserve, Quantity
 from axonn_tune.step.evaluate import Evaluator
@@ -64,18 +64,18 @@ class Influence:
         return max(changes)
 
 
-def what_if(search: Search, machine: Machine) -> WhatIf:
-    """Search on the machine of the search and on the changed machine.
+def what_if(search: Search, machine: Machine, detail: Detail = "chance") -> WhatIf:
+    """Search on the machine of the search and on the changed machine, in as much detail as wanted.
 
     Raises
     ------
     NoCandidateError
         Nothing is legal, or fits, on one of the machines.
     """
-    before = best(search)
+    before = best(search, detail)
     changed = search.on(machine)
     kept = predict(changed.scenario, before.configuration, with_interval=True)
-    return WhatIf(before, best(changed), kept)
+    return WhatIf(before, best(changed, detail), kept)
 
 
 def influences(search: Search, factor: float, each: Each = iter) -> list[Influence]:
@@ -166,7 +166,7 @@ def _fastest_on_each(
     return [found[i] for i in range(len(machines))]
 
 
-def best(search: Search) -> Prediction:
+def best(search: Search, detail: Detail = "chance") -> Prediction:
     """Return the fastest configuration that fits.
 
     Raises
@@ -174,4 +174,4 @@ def best(search: Search) -> Prediction:
     NoCandidateError
         Nothing is legal, or fits.
     """
-    return rank_best(search, 1).top(1)[0]
+    return best_of(search, detail).known()

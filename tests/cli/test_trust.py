@@ -5,7 +5,9 @@ import json
 import pytest
 from command_line import run_cli
 
+from axonn_tune import processes
 from axonn_tune.io.package_data import load_track_records
+from axonn_tune.search.rank import Ranking
 
 JOB = ["--model", "tiny", "--machine", "perlmutter", "--global-batch", "64"]
 COMMANDS = [
@@ -49,3 +51,28 @@ def test_the_track_record_says_what_it_is_of(capsys, strategy, machine, said):
     job = ["--gpus", "8", "--model", "tiny", "--global-batch", "64"]
     _, text, _ = run_cli(capsys, "suggest", *job, "--strategy", strategy, "--machine", machine)
     assert said in text
+
+
+SEVERAL_SEARCHES = [
+    ["compare", "--gpus", "8", "--strategies", "axonn,zero3"],
+    ["suggest", "--gpus", "8", "--strategy", "all"],
+    ["scale", "--gpus", "4..8"],
+    ["plan", "--gpus", "8"],
+    ["whatif", "--gpus", "8", "--set", "inter_node.bandwidth=2x"],
+]
+
+
+@pytest.mark.parametrize("command", SEVERAL_SEARCHES, ids=lambda command: command[0])
+def test_a_table_of_several_searches_computes_no_chance_that_it_does_not_show(
+    capsys, monkeypatch, command
+):
+    wanted = []
+    known = Ranking.uncertainty.func
+    monkeypatch.setattr(
+        Ranking, "uncertainty", property(lambda ranking: wanted.append(1) or known(ranking))
+    )
+    monkeypatch.setattr(processes, "_n_cores", lambda: 1)
+    _, table, _ = run_cli(capsys, *command, *JOB)
+    assert "90 % interval" in table and not wanted
+    _, printed, _ = run_cli(capsys, *command, *JOB, "--format", "json")
+    assert '"p_best": 0.' in printed and '"p_best": null' not in printed and wanted

@@ -1,5 +1,6 @@
 """Intervals hold what they promise, and P(best) is the chance to be the fastest."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -98,7 +99,7 @@ def test_orders_that_make_no_difference_share_the_chance():
     tied = [chances for chances in groups.values() if len(chances) > 1 and max(chances) > 0.02]
     assert tied
     for chances in tied:
-        assert max(chances) - min(chances) < 0.03  # four standard errors of 4096 draws
+        assert max(chances) - min(chances) < 0.03  # four times the worst error of a chance
 
 
 def test_what_slows_all_alike_tells_nothing_apart():
@@ -164,6 +165,55 @@ def test_true_times_lie_in_their_intervals_and_the_likeliest_wins_as_often(seed)
         wins[seconds.argmin()] += 1
     assert 0.83 < np.mean(inside) < 0.96
     assert wins / 150 == pytest.approx(known.p_best, abs=0.15)
+
+
+def below(deviation):
+    """The probability that a standard normal variable is below a number."""
+    return 0.5 * (1.0 + math.erf(deviation / math.sqrt(2.0)))
+
+
+@pytest.mark.parametrize("same_products", [True, False])
+def test_of_two_rows_the_chance_is_that_of_the_difference_of_their_times(same_products):
+    """What moves both alike cancels: 0.3 of the causes, and the error of products if shared."""
+    effects = np.array([[0.3, 0.3], [0.04, -0.02]])
+    own_error = np.array([0.05, 0.03])
+    shape_of = np.array([0, 0]) if same_products else np.array([0, 1])
+    of_products = 0.02**2 if same_products else 0.05**2 + 0.03**2
+    deviation = math.sqrt(0.06**2 + of_products + 2 * MODEL_ERROR**2)
+    for gap in (0.0, 0.02, 0.1):
+        chances = uncertainty._p_best(np.array([1.0, 1.0 + gap]), effects, own_error, shape_of)
+        assert chances == pytest.approx([below(gap / deviation), below(-gap / deviation)], abs=2e-3)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, uncertainty.N_ROWS])
+def test_of_rows_that_share_no_error_the_chances_are_an_integral(rows):
+    """The time of a row is t with a density of t, and all others are slower."""
+    log_seconds = 0.01 * np.arange(rows) / rows
+    own_error = np.full(rows, 0.03)
+    sigma = math.hypot(0.03, MODEL_ERROR)
+    steps = np.linspace(-6.0, 6.0, 2401)
+    density = np.exp(-(steps**2) / 2) / math.sqrt(2 * math.pi) * (steps[1] - steps[0])
+    exact = []
+    for row in range(rows):
+        others = (log_seconds - log_seconds[row])[:, None] / sigma - steps
+        slower = np.vectorize(below, otypes=[float])(np.delete(others, row, axis=0))
+        exact.append(float(density @ slower.prod(axis=0)))
+    none = np.zeros((0, rows))
+    chances = uncertainty._p_best(log_seconds, none, own_error, np.arange(rows))
+    assert chances == pytest.approx(exact, abs=0.01)
+
+
+def test_points_of_the_normal_law_are_even_and_independent():
+    assert len(uncertainty.PRIMES) == uncertainty.N_ROWS
+    points = uncertainty._normal_points(uncertainty.N_ROWS)
+    assert points.shape == (uncertainty.N_ROWS, uncertainty.N_POINTS)
+    assert np.abs(points.mean(axis=1)).max() < 0.01
+    covariance = np.abs(np.cov(points) - np.eye(len(points)))
+    assert covariance.max() < 0.15
+    assert covariance[:8, :8].max() < 0.03
+    for deviation in (-1.5, 0.0, 0.5):
+        share = (points < deviation).mean(axis=1)
+        assert share == pytest.approx(np.full(len(points), below(deviation)), abs=0.01)
 
 
 def test_the_number_of_tied_rows():
