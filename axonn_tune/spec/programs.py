@@ -205,6 +205,9 @@ class MegatronProgram(SharedFacts):
         so that each micro-step casts all weights and all gradients.
     low_attention
         Whether attention runs in 8 bits where products are low (--fp8-dot-product-attention).
+    low_head
+        Whether the head's products run in the recipe's format, too (fp8_output_proj of
+        Megatron-Core's TransformerConfig, d98e8a64, which demands MXFP8).
     fp32_router
         Whether the router's products run in fp32 (--moe-router-dtype fp32). The forward pass reads
         its operands in the job's type; the backward pass casts the input and the weight to fp32,
@@ -256,6 +259,7 @@ class MegatronProgram(SharedFacts):
     fuses_adapters: bool = False
     autocasts: bool = False
     low_attention: bool = False
+    low_head: bool = False
     fp32_router: bool = False
     low_sums: tuple[str, ...] = ()
     one_queue: bool = True
