@@ -203,6 +203,9 @@ class MegatronProgram(SharedFacts):
     autocasts
         Whether weights and gradients are in fp32 around products of another type (torch.autocast),
         so that each micro-step casts all weights and all gradients.
+    fuses_bias_gradient
+        Whether the gradient of a bias that a product itself adds is formed by the product of its
+        weight's gradient, or by the cast before that, instead of by another kernel.
     low_attention
         Whether attention runs in 8 bits where products are low (--fp8-dot-product-attention).
     low_head
@@ -258,6 +261,7 @@ class MegatronProgram(SharedFacts):
     casts_in_activations: bool = False
     fuses_adapters: bool = False
     autocasts: bool = False
+    fuses_bias_gradient: bool = False
     low_attention: bool = False
     low_head: bool = False
     fp32_router: bool = False
