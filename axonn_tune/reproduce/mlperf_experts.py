@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from axonn_tune.reproduce.bridge import layout_search
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, numbers
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, numbers, with_buckets
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.model import Model
 
@@ -56,4 +56,4 @@ def _engine(row: Row, loaders: Loaders) -> Engine:
         fp32_router=False,
         aligns_gathers=False,
     )
-    return replace(engine, megatron=program)
+    return replace(engine, megatron=with_buckets(program, row))

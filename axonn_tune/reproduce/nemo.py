@@ -14,6 +14,7 @@ from axonn_tune.reproduce.runs import (
     held_to_row,
     named,
     numbers,
+    with_buckets,
     with_kernels,
 )
 from axonn_tune.search.search import Search
@@ -63,10 +64,7 @@ def mlperf(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 def _with_facts(engine: Engine, row: Row) -> Engine:
     """Return an engine with what a submission says of its program."""
-    program = with_kernels(engine.megatron, row)
-    if row["bucket_elements"]:
-        n_elements = float(row["bucket_elements"])
-        program = replace(program, bucket_elements=n_elements, bucket_elements_per_replica=0.0)
+    program = with_buckets(with_kernels(engine.megatron, row), row)
     return replace(engine, megatron=program)
 
 
