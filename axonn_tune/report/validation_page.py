@@ -250,10 +250,10 @@ were within 4 %, since a bucket for each virtual stage was not known. The eight 
 8,192 GB200 and GB300 are met within 3.8 % in the mean. The ten steps of round 6.0, of 8B and 405B
 on up to 8,192 GPUs, were predicted within 4.9 % in the mean before anybody had looked at them, and
 within 2.8 % without the one on 1,024 GB200. The steps of GPT-3 became 20 % shorter from round 3.0
-to round 4.1 on the same GPUs: those of 3.0 are predicted 6 to 9 % too short, those of 4.1 up to 12
-% too long. On more than 10,000 GPUs they are predicted 8 to 13 % too long, as if half to two thirds
-of what replicas exchange showed in them, where the prediction hides nothing; in those of 405B all
-of it shows.
+to round 4.1 on the same GPUs: those of 3.0 are predicted 6 to 8 % too short, those of 4.1 up to 11
+% too long. On more than 10,000 GPUs they are predicted 12 to 16 % too long, as if half to three
+fifths of what replicas exchange showed in them, where the prediction hides nothing; in those of
+405B all of it shows.
 *long sequences*: NeMo 24.03 on H100 and 25.04 on B200 in FP8, 4 thousand to a million tokens
 (NVIDIA/NeMo, Apache-2.0), nothing fitted. They are met within 8 % on H100 (4.8 % in the mean) and
 within 5 % on B200 (2.3 %). They tell that the clock rises where attention rules a step: at that of
