@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from axonn_tune.reproduce.bridge import layout_search
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, numbers
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, numbers, with_buckets
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.model import Model
 
@@ -49,8 +49,11 @@ def _engine(row: Row, loaders: Loaders) -> Engine:
     does not set its type.
     """
     engine = loaders.engine(_ENGINES[row["graphs"]])
-    is_low = row["low_attention"] == "yes"
     program = replace(
-        engine.megatron, low_attention=is_low, fp32_router=False, aligns_gathers=False
+        engine.megatron,
+        low_attention=row["low_attention"] == "yes",
+        low_head=row["low_head"] == "yes",
+        fp32_router=False,
+        aligns_gathers=False,
     )
-    return replace(engine, megatron=program)
+    return replace(engine, megatron=with_buckets(program, row))

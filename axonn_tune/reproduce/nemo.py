@@ -14,6 +14,7 @@ from axonn_tune.reproduce.runs import (
     held_to_row,
     named,
     numbers,
+    with_buckets,
     with_kernels,
 )
 from axonn_tune.search.search import Search
@@ -25,9 +26,8 @@ from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import megatron_of
 
-_NVFP4 = "nvfp4"
 # What the groups of steps of a precision are called; all others are in 8 bits.
-_BITS = {FULL: "", _NVFP4: " in 4 bits"}
+_BITS = {FULL: "", "nvfp4": " in 4 bits"}
 
 
 def nemo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
@@ -53,7 +53,7 @@ def nemo_releases(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 def mlperf(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield the measured steps of submissions to MLPerf."""
     source = "MLPerf Training v3.0 to v6.0 (Apache-2.0)"
-    # Of the software: the types in which gradients are reduced and weights gathered.
+    # Of the software: releases of cuDNN on H100, and what a copy of round 6.0 lacks.
     unstated = ("network", "software")
     engines = {name: loaders.engine(name) for name in {row["engine"] for row in rows}}
     for row in rows:
@@ -63,10 +63,7 @@ def mlperf(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 def _with_facts(engine: Engine, row: Row) -> Engine:
     """Return an engine with what a submission says of its program."""
-    program = with_kernels(engine.megatron, row)
-    if row["bucket_elements"]:
-        n_elements = float(row["bucket_elements"])
-        program = replace(program, bucket_elements=n_elements, bucket_elements_per_replica=0.0)
+    program = with_buckets(with_kernels(engine.megatron, row), row)
     return replace(engine, megatron=program)
 
 
@@ -110,7 +107,7 @@ def _search(row: Row, model: Model, machine: Machine, engine: Engine) -> Search:
         with_its_attention,
         n_virtual=(int(row["virtual"]),),
         fp32_gradients=False,
-        low_weights=row["precision"] != _NVFP4,
+        low_weights=row.get("low_weights", "yes") == "yes",
         overlaps_tensor=row.get("overlaps") != "no",
         overlap_grad_reduce=False if row.get("overlap_grad_reduce") == "no" else None,
     )

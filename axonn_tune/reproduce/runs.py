@@ -147,6 +147,14 @@ def with_kernels(program: MegatronProgram, row: Row) -> MegatronProgram:
     )
 
 
+def with_buckets(program: MegatronProgram, row: Row) -> MegatronProgram:
+    """Return a program with the least size of a bucket that a submission to MLPerf says it has."""
+    if not row["bucket_elements"]:
+        return program
+    n_elements = float(row["bucket_elements"])
+    return replace(program, bucket_elements=n_elements, bucket_elements_per_replica=0.0)
+
+
 def named(cell: str) -> tuple[str, ...]:
     """Return the names in a cell of a table, between which stand plus signs."""
     return tuple(cell.split("+")) if cell else ()

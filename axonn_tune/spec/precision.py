@@ -1,9 +1,10 @@
 """Precisions: the number formats of matrix products, and the recipes that cast to them.
 
 A recipe runs the three products of each linear layer of a block (its output, dI and dW) in a low
-format; their results are in the job's type. The embedding, the head, the router of experts, norms
-and attention stay in the job's type (DeepSeek-V3, arXiv 2412.19437, section 3.3; Transformer
-Engine's autocast, of which Megatron-Core puts only the blocks under its recipe).
+format; their results are in the job's type. The embedding, the router of experts, norms and, unless
+an engine says otherwise, the head and attention stay in the job's type (DeepSeek-V3, arXiv
+2412.19437, section 3.3; Transformer Engine's autocast, of which Megatron-Core puts only the blocks
+under its recipe).
 
 The numbers are Transformer Engine's (d0067d0d, docs/features/low_precision_training and
 transformer_engine/pytorch), unless a comment says otherwise.

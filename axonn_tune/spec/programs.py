@@ -203,8 +203,14 @@ class MegatronProgram(SharedFacts):
     autocasts
         Whether weights and gradients are in fp32 around products of another type (torch.autocast),
         so that each micro-step casts all weights and all gradients.
+    fuses_bias_gradient
+        Whether the gradient of a bias that a product itself adds is formed by the product of its
+        weight's gradient, or by the cast before that, instead of by another kernel.
     low_attention
         Whether attention runs in 8 bits where products are low (--fp8-dot-product-attention).
+    low_head
+        Whether the head's products run in the recipe's format, too (fp8_output_proj of
+        Megatron-Core's TransformerConfig, d98e8a64, which demands MXFP8).
     fp32_router
         Whether the router's products run in fp32 (--moe-router-dtype fp32). The forward pass reads
         its operands in the job's type; the backward pass casts the input and the weight to fp32,
@@ -255,7 +261,9 @@ class MegatronProgram(SharedFacts):
     casts_in_activations: bool = False
     fuses_adapters: bool = False
     autocasts: bool = False
+    fuses_bias_gradient: bool = False
     low_attention: bool = False
+    low_head: bool = False
     fp32_router: bool = False
     low_sums: tuple[str, ...] = ()
     one_queue: bool = True

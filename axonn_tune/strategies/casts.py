@@ -209,9 +209,10 @@ class Casts:
     def _recipe(self, layer: str) -> Recipe | None:
         """Return the recipe of a layer's products; None where they run in the job's type.
 
-        The head's products always do.
+        The head's products do, unless the engine says otherwise.
         """
-        return None if layer == "head" else self.shapes.job.recipe
+        is_high = layer == "head" and not self.shapes.low_head
+        return None if is_high else self.shapes.job.recipe
 
     def _agree_on_scale(
         self, host: HostProgram, name: str, recipe: Recipe, is_gathered: bool

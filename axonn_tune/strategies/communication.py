@@ -254,6 +254,13 @@ class Communication:
         gradient of the embedding.
         """
 
+    def bias_bytes(self, layer: str) -> Size:
+        """Return the bytes that a kernel reads to form the gradient of a layer's bias.
+
+        They are 0 where another kernel forms it. Called once dW has been formed.
+        """
+        return self.shapes.linears[layer].output_bytes
+
     def send_gradient(self, host: HostProgram, layer: str) -> None:
         """Start to bring the gradient of a layer's weight to where it is stored.
 

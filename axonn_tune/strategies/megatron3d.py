@@ -376,6 +376,7 @@ class Megatron3D:
             fp32_router=self.engine.megatron.fp32_router,
             copies_heads=self.engine.megatron.copies_heads,
             attention_format=self._attention_format(job),
+            low_head=self.engine.megatron.low_head,
             memory=self.engine.memory,
         )
 

@@ -115,6 +115,18 @@ class MegatronCommunication(SequenceParallel):
             host.wait(_BLOCK_GRADIENTS)
             self._await_experts(host, _EXPERT_GRADIENTS)
 
+    def bias_bytes(self, layer: str) -> Size:
+        """Return the bytes that a kernel reads to form the gradient of a layer's bias.
+
+        The bias of a sum over the tensor group is added after it, to the rank's own tokens
+        (Megatron-LM at d98e8a64, core/fusions/fused_bias_dropout.py). Only the product of queries,
+        keys and values adds its bias itself (skip_bias_add in core/transformer/attention.py).
+        """
+        if layer == "qkv" and self.options.engine.megatron.fuses_bias_gradient:
+            return 0.0
+        shape = self.shapes.linears[layer]
+        return shape.output_bytes / (self.shapes.residual_split if shape.linear.transposed else 1.0)
+
     # Experts ---------------------------------------------------------------------------------
 
     def send_to_experts(self, host: HostProgram, chain: str, message: str, nbytes: Array) -> None:

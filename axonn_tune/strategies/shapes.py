@@ -173,6 +173,8 @@ class Shapes:
         them in place.
     attention_format : str
         Format of the operands of attention; empty for the job's type.
+    low_head : bool
+        Whether the head's products run in the format of the recipe, if there is one.
     vocab_size : array, shape (C,), or None
         Rows of the embedding if the layout pads them; None for the model's own number.
     memory : MemoryForm
@@ -211,6 +213,7 @@ class Shapes:
     fp32_router: bool = False
     copies_heads: bool = False
     attention_format: str = ""
+    low_head: bool = False
     vocab_size: Array | None = None
     memory: MemoryForm = IDEAL.memory
 
@@ -298,7 +301,8 @@ class Shapes:
         if is_head and self.vocab_size is not None:
             n = self.vocab_size / output_split
         column_bytes = tokens * self.element_bytes
-        gathered_bytes = tokens * (self.element_bytes if is_head else self.job.operand_bytes)
+        is_high = is_head and not self.low_head
+        gathered_bytes = tokens * (self.element_bytes if is_high else self.job.operand_bytes)
         gathers_uncast = self.job.has_adapter(linear.name) and not linear.transposed
         return LinearShape(
             linear,

@@ -162,8 +162,9 @@ class Transformer:
             mode = shape.modes[2]
             host.gemm(owner, rows, columns, shape.tokens, mode, self.casts.number_format(layer))
         if shape.linear.bias:
-            name = names.bias(names.of_layer(BACKWARD, layer))
-            host.memory_bound(name, shape.output_bytes, "reduce")
+            nbytes = self.communication.bias_bytes(layer)
+            if np.any(np.asarray(nbytes) > 0):
+                host.memory_bound(names.bias(names.of_layer(BACKWARD, layer)), nbytes, "reduce")
         self.communication.send_gradient(host, layer)
 
     def _attend(self, host: HostProgram, chain: str, block: Block) -> None:

@@ -121,6 +121,41 @@ def test_an_activation_prepares_no_other_cast():
         assert bytes_of(PREPARING, job, name, data=8) == bytes_of(Megatron3D(), job, name, data=8)
 
 
+LOW_HEAD = Megatron3D(engine=Engine(megatron=MegatronProgram(low_head=True)))
+
+
+def test_an_engine_may_run_the_heads_products_in_the_recipes_format():
+    """Its input and the gradient of the logits are cast, along rows and along columns."""
+    job = in_precision("mxfp8")
+    sizes = {"tensor": 2, "data": 4}
+    formats = {
+        op.name: op.number_format
+        for op in operations(LOW_HEAD, job, **sizes)
+        if type(op) is Gemm and ".head." in op.name
+    }
+    assert list(formats.values()) == ["mxfp8"] * 3
+    element = FORMATS["mxfp8"].nbytes
+    logits = TOKENS * 4096 / 2
+    assert bytes_of(LOW_HEAD, job, "backward.head.cast", **sizes) == (2 + 2 * element) * logits
+    gathered, in_bf16 = (
+        {
+            number(op.nbytes)
+            for op in operations(strategy, job, **sizes)
+            if op.name == "forward.head.all_gather"
+        }
+        for strategy in (LOW_HEAD, Megatron3D())
+    )
+    assert gathered == {TOKENS * 1024 * element} and in_bf16 == {TOKENS * 1024 * 2}
+
+
+def test_a_head_of_low_products_needs_a_recipe():
+    found, usual = (
+        list(operations(strategy, JOB, data=8)) for strategy in (LOW_HEAD, Megatron3D())
+    )
+    assert [op.name for op in found] == [op.name for op in usual]
+    assert {getattr(op, "number_format", "") for op in found} == {""}
+
+
 LOW_ATTENTION = Megatron3D(
     engine=Engine(megatron=MegatronProgram(low_attention=True)), context_kind="ulysses"
 )
