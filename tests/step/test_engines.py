@@ -12,7 +12,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.io.presets import list_engines, load_engine
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.engine import IDEAL, Engine, KernelForm, MemoryForm
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, MemoryBound
@@ -118,6 +118,19 @@ def test_an_engines_options_hold_unless_a_user_says_otherwise():
     changed = strategy_named("megatron", Switches(sequence_parallel=True), engine)
     assert changed == replace(usual, sequence_parallel=True)
     assert strategy_named("megatron").sequence_parallel
+
+
+@pytest.mark.parametrize(("name", "is_hidden"), [("megatron-2021", False), ("megatron-2022", True)])
+@pytest.mark.parametrize("oar", [True, False])
+def test_sums_of_gradients_ran_beside_products_only_from_autumn_2021(name, is_hidden, oar):
+    """ColumnParallelLinear at 78a69eaf sums them in autograd, once both products have run."""
+    strategy = strategy_named("megatron", Switches(sequence_parallel=False), load_engine(name))
+    job = Job(2, 4, 1024, overlap=Overlap(oar=oar))
+    scenario = Scenario(replace(MODEL, seq_len=1024), job, machine_of(), strategy)
+    configuration = Configuration(Layout({"tensor": 2}), micro_batch=2, recompute="none")
+    by_name = {op.name: op for op in explain(predict(scenario, configuration)).operations}
+    hidden = by_name["backward.up.all_reduce"].hidden_seconds
+    assert (hidden > 0.0) == (is_hidden and oar)
 
 
 def nanotron(global_batch, micro_batch, memory_gib=80.0, **sizes):
