@@ -34,7 +34,7 @@ from axonn_tune.reproduce.comparison import (
     summarise,
     summary_of,
 )
-from axonn_tune.reproduce.megatron import on_frontier
+from axonn_tune.reproduce.megatron import bigscience, on_frontier
 from axonn_tune.reproduce.reproduction import measured_steps, published_runs
 from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.reproduce.score import JudgedRun, memory_verdicts
@@ -237,6 +237,16 @@ def test_megatron_deepspeed_on_frontier_ran_as_its_scripts_say():
     assert all(job.dropout for job in jobs.values())
     attention = {name: job.attention for name, job in jobs.items()}
     assert attention == {"22B": "flash", "175B": "flash", "1000B": "unfused"}
+
+
+def test_bigscience_ran_as_its_chronicles_say():
+    """Runs of this size always hung unless the host waited for each kernel."""
+    runs = list(bigscience(load_published("bigscience_176b"), LOADERS))
+    assert {run.search.scenario.model.n_heads for run in runs} == {64}
+    kernels = {run.search.scenario.machine.kernels for run in runs}
+    assert all(of.gap_seconds == of.issue_seconds and of.gap_seconds.value > 0 for of in kernels)
+    assert len({run.subject for run in runs}) == len(runs) == 23
+    assert sum(run.published["fits"] == 0.0 for run in runs) == 3
 
 
 def test_alps_has_a_batch_that_its_gpus_can_share():
