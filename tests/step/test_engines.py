@@ -84,6 +84,16 @@ def test_attention_at_half_the_rate_takes_twice_as_long():
     )
 
 
+@pytest.mark.parametrize(("head_dim", "used"), [(64, 1.0), (96, 0.75), (128, 1.0), (160, 1.0)])
+def test_a_head_takes_as_long_as_the_kernel_that_is_wide_enough_for_it(head_dim, used):
+    """FlashAttention of January 2023 has kernels for 32, 64 and 128 features."""
+    model = Model("m", n_layers=1, hidden_size=8 * head_dim, n_heads=8, vocab_size=512, seq_len=128)
+    engine = load_engine("megatron-2023")
+    plan = engine.as_run(plan_of(Megatron3D(engine=engine), model, JOB, data=8))
+    rates = {op.rate for op in plan.operations if isinstance(op, Attention)}
+    assert rates == {engine.attention_rate.value * used}
+
+
 def test_each_launch_moves_its_share_and_pays_for_itself():
     machine = machine_of()
     machine = replace(machine, kernels=replace(machine.kernels, launch_seconds=quantity(1e-5)))
