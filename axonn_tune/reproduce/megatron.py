@@ -109,7 +109,7 @@ def bigscience(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         scenario = Scenario(gpt(row, 2048, 250880), fp16_job(full, 2048), machine, strategy)
         search = megatron_search(scenario, full)
         layout = f"tensor {row['tensor']}, pipeline {row['pipeline']}, data {row['data']}"
-        subject = f"{layout}, micro-batch {row['micro_batch']}, batch {row['global_batch']}"
+        subject = f"{layout}, {row['micro_batch']} of {row['global_batch']}"
         published = {"fits": float(row["memory_gb"] != "OOM")}
         if published["fits"]:
             stated = [name for name in ("memory_gb", "step_seconds") if row[name]]
