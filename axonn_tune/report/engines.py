@@ -117,7 +117,7 @@ def _flattened(name: str, value: Any) -> Iterator[Fact]:
         for item_field in fields(value):
             yield from _flattened(f"{name}.{item_field.name}", getattr(value, item_field.name))
     elif isinstance(value, tuple):
-        yield Fact(name, ", ".join(value) or "none")
+        yield Fact(name, ", ".join(map(str, value)) or "none")
     elif isinstance(value, bool):
         yield Fact(name, "yes" if value else "no")
     elif value is not None:

@@ -200,8 +200,12 @@ slow, with 12,288 it is predicted 28 % too fast, and so is its base (32 %), by w
 efficiency is met within 4 %. Its script of the runs on 16 GPUs keeps gathered weights where it
 overlaps, which is predicted to take 44 GiB; some nodes of Perlmutter have GPUs of 80.
 Megatron-DeepSpeed has the layouts, the dropout and the attention of its
-public launch scripts. MegaScale's parallel blocks and sliding windows are not modelled; its paper
-says Ampere, for which A100 stand. The Megatron-LM beside it takes about 2.2 s of each step whatever
+public launch scripts. BigScience's runs hung unless the host waited for each kernel, and one ring
+between its nodes was measured to get 5.07 GB/s of 50. That the rings of all GPUs of a node share
+four times as much is assumed; steps whose replicas sum many gradients are still predicted up to
+16 % too fast. One step, of 1,568 sequences, took as long as one of 2,048. MegaScale's parallel
+blocks and sliding windows are not modelled; its paper says Ampere, for which A100 stand. The
+Megatron-LM beside it takes about 2.2 s of each step whatever
 the batch and the number of GPUs, of which half is predicted. torchtitan's own H100 take 500 W in
 place of 700; their products are taken to reach 0.6 of the peak, as pytorch/ao says of these GPUs.
 Its eight rates on 64 A100, and its nine of 405B on 128 and 512 H100, were predicted before anybody

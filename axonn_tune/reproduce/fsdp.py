@@ -112,11 +112,8 @@ def _llm_foundry_machines(loaders: Loaders) -> dict[str, Machine]:
 
 
 def fms_fsdp(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Yield Llama 2 with FSDP and hybrid sharding on 128 A100.
-
-    Jean Zay's nodes have the same GPUs and the same 400 Gb/s of another network.
-    """
-    machine = loaders.machine("jean-zay")
+    """Yield Llama 2 with FSDP and hybrid sharding on 128 A100, with 400 Gb/s between nodes."""
+    machine = loaders.machine("a100-400g")
     engine = loaders.engine("fms-fsdp")
     large = loaders.model("llama2-70b")
     models = {

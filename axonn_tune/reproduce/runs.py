@@ -160,9 +160,7 @@ def named(cell: str) -> tuple[str, ...]:
     return tuple(cell.split("+")) if cell else ()
 
 
-def gpt(row: Row, seq_len: int, vocabulary: int = 51200, heads: int | None = None) -> Model:
+def gpt(row: Row, seq_len: int, vocabulary: int = 51200) -> Model:
     """Return a GPT of the sizes that a table states."""
-    hidden = int(row["hidden"])
-    layers = int(row["layers"])
-    n_heads = int(row["heads"]) if heads is None else heads
-    return Model(f"gpt-{layers}x{hidden}", layers, hidden, n_heads, vocabulary, seq_len)
+    layers, hidden, heads = (int(row[column]) for column in ("layers", "hidden", "heads"))
+    return Model(f"gpt-{layers}x{hidden}", layers, hidden, heads, vocabulary, seq_len)

@@ -31,13 +31,13 @@ def torchtitan(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield Llama with FSDP2, tensor groups inside a node, shared sequences, and stages.
 
     The network of several nodes is assumed to be that of a DGX, which has the same bandwidth, and
-    weights to be gathered in bf16 where nothing says that it is in 8 bits. A100 are those of Jean
-    Zay, whose network has as much bandwidth as EFA.
+    weights to be gathered in bf16 where nothing says that it is in 8 bits. Nodes of A100 are taken
+    to have the 400 Gb/s of EFA.
     """
     machines = {
         "H100": _with_500_watts(loaders.machine("dgx-h100")),
         "H200": loaders.machine("dgx-h200"),
-        "A100": loaders.machine("jean-zay"),
+        "A100": loaders.machine("a100-400g"),
     }
     for row in rows:
         machine = machines[row["gpu"]]

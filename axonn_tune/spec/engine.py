@@ -248,6 +248,9 @@ class Engine:
         Library that has its fused attention, one of `ATTENTION_LIBRARIES`.
     attention_rate
         Ratio of the rate of its fused attention to that of the library on the machine; None for 1.
+    attention_widths
+        Sizes of heads for which its fused attention has kernels, ascending. Smaller heads take as
+        long as those of the next size. Empty if it has kernels for all.
     issue_seconds
         Time in which its host issues one operation; None for the machine's.
     mixture_issue_seconds
@@ -286,6 +289,7 @@ class Engine:
     kernels: Mapping[str, KernelForm] = field(default_factory=dict)
     attention_library: str = FLASH_ATTENTION
     attention_rate: Quantity | None = None
+    attention_widths: tuple[int, ...] = ()
     issue_seconds: Quantity | None = None
     mixture_issue_seconds: Quantity | None = None
     expert_issue_seconds: Quantity | None = None
@@ -311,6 +315,8 @@ class Engine:
             require_choice(owner, "kernel", kernel, (EVERY_KERNEL, *MEMORY_KERNELS))
         require_choice(owner, "attention_library", self.attention_library, ATTENTION_LIBRARIES)
         require_facts(owner, self, ("attention_rate",), 0.01, 10.0)
+        for width in self.attention_widths:
+            require_count(owner, "attention_widths", width)
         issues = ("issue_seconds", "mixture_issue_seconds", "expert_issue_seconds")
         require_facts(owner, self, (*issues, "stage_wait_seconds"), 0.0, LONGEST_WAIT_SECONDS)
         if self.name and not self.strategies:
@@ -367,7 +373,8 @@ class Engine:
 
     def as_run(self, plan: StepPlan) -> StepPlan:
         """Return the plan with the kernels that the engine really launches."""
-        has_its_attention = self.attention_library == FLASH_ATTENTION and not self.attention_rate
+        of_machine = self.attention_library == FLASH_ATTENTION and not self.attention_rate
+        has_its_attention = of_machine and not self.attention_widths
         if not self.kernels and has_its_attention and not self._holds_experts_up(plan):
             return plan
         return rewritten(plan, self._operation)
@@ -387,8 +394,14 @@ class Engine:
             return replace(operation, issue_seconds=value_or(self.expert_issue_seconds, 0.0))
         if isinstance(operation, Attention) and operation.fused:
             rate = operation.rate * value_or(self.attention_rate, 1.0)
+            rate *= self._used_width(operation.head_dim)
             return replace(operation, rate=rate, library=self.attention_library)
         return operation
+
+    def _used_width(self, head_dim: int) -> float:
+        """Return the share of the width of an attention kernel that a head fills."""
+        wider = [width for width in self.attention_widths if width >= head_dim]
+        return head_dim / wider[0] if wider else 1.0
 
 
 # The engine of a prediction where none is named: it runs the ideal operations.

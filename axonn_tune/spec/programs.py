@@ -223,6 +223,10 @@ class MegatronProgram(SharedFacts):
         (`Gpu.one_queue`). The kernels of a CUDA graph wait only for what they need.
     has_graph
         Whether a CUDA graph holds a whole step (--cuda-graph-impl full_iteration).
+    overlaps_gradient_sums
+        Whether the gradient of a layer's input is summed within the tensor group while the gradient
+        of the weight is formed, if the job's OAR lets it
+        (LinearWithGradAccumulationAndAsyncCommunication). Without it nothing hides the sum.
     overlaps_transfers
         Whether a rank with several stages computes while its results travel to the next one
         (overlap_p2p_comm, schedules.py), unless all kernels of its GPU wait in one queue.
@@ -268,6 +272,7 @@ class MegatronProgram(SharedFacts):
     low_sums: tuple[str, ...] = ()
     one_queue: bool = True
     has_graph: bool = False
+    overlaps_gradient_sums: bool = True
     overlaps_transfers: bool = False
     lacks: tuple[str, ...] = ()
     aligns_gathers: bool = True

@@ -387,7 +387,8 @@ class Megatron3D:
     def overlap_of(self, job: Job) -> Overlap:
         """Return whether sums of a gradient run beside dW, and reductions over replicas early."""
         grad_reduce = self.overlaps_reduction(job)
-        return Overlap(job.overlap.oar, ors=False, oag=False, grad_reduce=grad_reduce)
+        oar = job.overlap.oar and self.engine.megatron.overlaps_gradient_sums
+        return Overlap(oar, ors=False, oag=False, grad_reduce=grad_reduce)
 
     def overlaps_reduction(self, job: Job) -> bool:
         """Return whether gradients are reduced, and weights gathered, while a micro-step computes.

@@ -11,6 +11,7 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import distinct
+from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE
 from axonn_tune.spec.names import (
     BACKWARD,
@@ -64,6 +65,11 @@ class MegatronCommunication(SequenceParallel):
         return self.options.gradient_bytes(self.shapes.job)
 
     # Sums over the tensor group ------------------------------------------------------------
+
+    @property
+    def backward_overlap(self) -> Overlap:
+        """The overlaps of the job that the engine has."""
+        return self.options.overlap_of(self.shapes.job)
 
     @property
     def _splits_tokens(self) -> bool:

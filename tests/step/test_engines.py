@@ -12,7 +12,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.io.presets import list_engines, load_engine
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.engine import IDEAL, Engine, KernelForm, MemoryForm
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, MemoryBound
@@ -84,6 +84,16 @@ def test_attention_at_half_the_rate_takes_twice_as_long():
     )
 
 
+@pytest.mark.parametrize(("head_dim", "used"), [(64, 1.0), (96, 0.75), (128, 1.0), (160, 1.0)])
+def test_a_head_takes_as_long_as_the_kernel_that_is_wide_enough_for_it(head_dim, used):
+    """FlashAttention of January 2023 has kernels for 32, 64 and 128 features."""
+    model = Model("m", n_layers=1, hidden_size=8 * head_dim, n_heads=8, vocab_size=512, seq_len=128)
+    engine = load_engine("megatron-2023")
+    plan = engine.as_run(plan_of(Megatron3D(engine=engine), model, JOB, data=8))
+    rates = {op.rate for op in plan.operations if isinstance(op, Attention)}
+    assert rates == {engine.attention_rate.value * used}
+
+
 def test_each_launch_moves_its_share_and_pays_for_itself():
     machine = machine_of()
     machine = replace(machine, kernels=replace(machine.kernels, launch_seconds=quantity(1e-5)))
@@ -118,6 +128,19 @@ def test_an_engines_options_hold_unless_a_user_says_otherwise():
     changed = strategy_named("megatron", Switches(sequence_parallel=True), engine)
     assert changed == replace(usual, sequence_parallel=True)
     assert strategy_named("megatron").sequence_parallel
+
+
+@pytest.mark.parametrize(("name", "is_hidden"), [("megatron-2021", False), ("megatron-2022", True)])
+@pytest.mark.parametrize("oar", [True, False])
+def test_sums_of_gradients_ran_beside_products_only_from_autumn_2021(name, is_hidden, oar):
+    """ColumnParallelLinear at 78a69eaf sums them in autograd, once both products have run."""
+    strategy = strategy_named("megatron", Switches(sequence_parallel=False), load_engine(name))
+    job = Job(2, 4, 1024, overlap=Overlap(oar=oar))
+    scenario = Scenario(replace(MODEL, seq_len=1024), job, machine_of(), strategy)
+    configuration = Configuration(Layout({"tensor": 2}), micro_batch=2, recompute="none")
+    by_name = {op.name: op for op in explain(predict(scenario, configuration)).operations}
+    hidden = by_name["backward.up.all_reduce"].hidden_seconds
+    assert (hidden > 0.0) == (is_hidden and oar)
 
 
 def nanotron(global_batch, micro_batch, memory_gib=80.0, **sizes):
