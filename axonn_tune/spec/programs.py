@@ -192,6 +192,10 @@ class MegatronProgram(SharedFacts):
     experts_at_once
         Number of experts whose products run at the same time on a rank: Transformer Engine's
         GroupedLinear has four streams for cuBLAS (common/util/multi_stream.cpp at d0067d0d).
+    orders_heads
+        Whether heads are copied into the order that fused attention reads, and the output of
+        attention into the order of the tokens, and whether the gradients of queries, keys and
+        values are joined for the product that formed them.
     casts_in_activations
         Whether the kernels of an MLP's activation prepare the cast of what they form, as a norm's
         do: Transformer Engine's sequence of operations (csrc/extensions/activation.cpp at
@@ -262,6 +266,7 @@ class MegatronProgram(SharedFacts):
     overlaps_experts: bool = False
     overlaps_tensor: bool = False
     experts_at_once: int = 4
+    orders_heads: bool = False
     casts_in_activations: bool = False
     fuses_adapters: bool = False
     autocasts: bool = False

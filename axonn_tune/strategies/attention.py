@@ -9,7 +9,7 @@ from dataclasses import replace
 from axonn_tune.spec import names
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.names import BACKWARD
-from axonn_tune.spec.plan import Attention
+from axonn_tune.spec.plan import Attention, Size
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import MASK_BYTES, Shapes
 
@@ -47,6 +47,36 @@ def copied_heads(host: HostProgram, shapes: Shapes, chain: str, are_copied: bool
     yield
     if are_copied and chain == BACKWARD:
         host.memory_bound(name, 2.0 * shapes.joined_heads_bytes, "copy")
+
+
+@contextmanager
+def ordered_heads(
+    host: HostProgram, shapes: Shapes, chain: str, are_ordered: bool
+) -> Iterator[None]:
+    """Copy heads into the order that attention reads, and its output into that of the tokens.
+
+    Fused attention reads sequence after sequence, so that the output of a single one needs no copy.
+    Products of unfused attention read heads where they lie, and form the output head by head. The
+    backward pass joins the gradients of queries, keys and values.
+    """
+    if not are_ordered or "qkv" not in shapes.linears:
+        yield
+        return
+    heads = shapes.linears["qkv"].output_bytes
+    is_fused = shapes.job.attention != "unfused"
+    is_moved = (shapes.tokens > shapes.job.seq_len) | (not is_fused)
+    output = shapes.linears["proj"].input_bytes * is_moved
+    before, after = (heads * is_fused, output) if chain != BACKWARD else (output * is_fused, 0.0)
+    _copy_in_order(host, names.of_layer(chain, "attention_order"), before)
+    yield
+    _copy_in_order(host, names.of_layer(chain, "attention_output_order"), after)
+    if chain == BACKWARD:
+        host.memory_bound(names.of_layer(chain, "attention_join"), 2.0 * heads, "copy")
+
+
+def _copy_in_order(host: HostProgram, name: str, nbytes: Size) -> None:
+    """Read and write a tensor in another order, which takes one element at a time."""
+    host.memory_bound(name, 2.0 * nbytes, "copy", strided_bytes=2.0 * nbytes)
 
 
 def whole_attention(host: HostProgram, shapes: Shapes, chain: str, window: int) -> None:

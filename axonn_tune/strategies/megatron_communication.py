@@ -22,7 +22,7 @@ from axonn_tune.spec.names import (
     RECOMPUTE,
 )
 from axonn_tune.spec.plan import Array, Size
-from axonn_tune.strategies.attention import copied_heads
+from axonn_tune.strategies.attention import copied_heads, ordered_heads
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import context_parallelism
@@ -215,12 +215,14 @@ class MegatronCommunication(SequenceParallel):
 
     def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Run attention over sequences that the context group shares, if it is fused."""
-        if self.shapes.job.attention == "unfused":
-            super().attend(host, chain, window)
-            return
-        context = context_parallelism(self.options.context_kind, self.shapes)
-        with copied_heads(host, self.shapes, chain, self.options.engine.megatron.copies_heads):
-            context.attend(host, chain, window)
+        program = self.options.engine.megatron
+        with ordered_heads(host, self.shapes, chain, program.orders_heads):
+            if self.shapes.job.attention == "unfused":
+                super().attend(host, chain, window)
+                return
+            context = context_parallelism(self.options.context_kind, self.shapes)
+            with copied_heads(host, self.shapes, chain, program.copies_heads):
+                context.attend(host, chain, window)
 
     @property
     def transfer_bytes(self) -> Array:
