@@ -106,7 +106,19 @@ def _remark_lines(explanation: Explanation) -> list[str]:
             f"{format_seconds(own, 3)} for a micro-batch; the busiest stage takes "
             f"{format_seconds(busiest, 3)} and sets the pace"
         )
-    return [*lines, *mfu_remarks([p])]
+    return [*lines, *_causal_lines(p), *mfu_remarks([p])]
+
+
+def _causal_lines(p: Prediction) -> list[str]:
+    """Return a line on what attention's mask would take off the FLOP/s, where it is much."""
+    masked_fraction = 1.0 - p.causal_tflops_per_gpu / p.tflops_per_gpu
+    if masked_fraction <= NOTABLE_FRACTION:
+        return []
+    return [
+        "attention counts without its causal mask, by convention; with it, as in Megatron-LM's "
+        f"log, these are {p.causal_tflops_per_gpu:.1f} TFLOP/s per GPU, "
+        f"MFU {percent(p.mfu * (1.0 - masked_fraction))} %"
+    ]
 
 
 def _shortage_lines(p: Prediction) -> list[str]:
