@@ -111,3 +111,19 @@ def test_flops_are_told_with_the_mask_of_attention_where_it_takes_many_off():
     assert f"these are {masked:.1f} TFLOP/s per GPU, MFU {100 * masked / 989:.1f} %" in text
     _, text = explained("llama3-8b", 8, "tensor=1,data=8", global_batch=64, seq_len=512)
     assert "causal mask" not in text
+
+
+def test_a_comparison_names_the_engine_and_the_overlap_of_each_strategy():
+    """Those of the fastest row alone would be said of all others, too."""
+    options = {"model": "llama3-8b", "gpus": 8, "machine": "dgx-h100", "global_batch": 64}
+    of_strategies = comparison(strategies=["axonn", "megatron", "zero3"], **options)
+    line = comparison_text(of_strategies, {}).splitlines()[-1]
+    for said in (
+        "ORS+OAG for zero3",
+        "OAR+grad-reduce for megatron",
+        "bundled for axonn",
+        "fsdp2 for zero3",
+    ):
+        assert said in line
+    line = comparison_text(comparison(strategies=["zero3"], **options), {}).splitlines()[-1]
+    assert "overlap ORS+OAG, kernel tuning on, engine FSDP2, compiled" in line
