@@ -114,10 +114,10 @@ def _causal_lines(p: Prediction) -> list[str]:
     masked_fraction = 1.0 - p.causal_tflops_per_gpu / p.tflops_per_gpu
     if masked_fraction <= NOTABLE_FRACTION:
         return []
+    mfu = p.mfu * (1.0 - masked_fraction)
     return [
-        "attention counts without its causal mask, by convention; with it, as in Megatron-LM's "
-        f"log, these are {p.causal_tflops_per_gpu:.1f} TFLOP/s per GPU, "
-        f"MFU {percent(p.mfu * (1.0 - masked_fraction))} %"
+        "attention counts without its causal mask, by convention; with the mask, these are "
+        f"{p.causal_tflops_per_gpu:.1f} TFLOP/s per GPU, MFU {percent(mfu)} %"
     ]
 
 

@@ -22,7 +22,7 @@ def assumption_line(*searches: Search) -> str:
     job = scenario.job
     dropout = ", dropout" if job.dropout else ""
     tuning = "on" if job.kernel_tuning else "off"
-    overlap = _by_strategy(searches, lambda own: own.strategy.overlap_of(own.job))
+    overlap = _by_strategy(searches, lambda own: str(own.strategy.overlap_of(own.job)))
     remarks = [
         batch_remark(*searches),
         not_modelled_remark(scenario.model),

@@ -185,6 +185,7 @@ def _megawatt_hours(run: TrainingRun) -> str:
 
 def _tokens_text(run: TrainingRun) -> str:
     model = run.scenario.model
+    optimum = f" ({_optimum_text(model)})" if run.scenario.job.trains_all_weights else ""
     of_active = (
         ""
         if model.is_dense
@@ -192,7 +193,7 @@ def _tokens_text(run: TrainingRun) -> str:
     )
     return (
         f"{format_count(run.tokens)} tokens, {run.tokens / model.parameters:.3g} for each parameter"
-        f"{of_active} ({_optimum_text(model)}), {counted(run.n_steps, 'step')}, "
+        f"{of_active}{optimum}, {counted(run.n_steps, 'step')}, "
         f"{run.model_flops:.3g} FLOPs of the model"
     )
 

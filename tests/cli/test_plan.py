@@ -140,3 +140,12 @@ def test_a_plan_names_virtual_stages_and_the_energy_of_a_short_run(capsys):
     assert ", 4 virtual stages, micro-batch" in text and "order xyzd" not in text
     assert 1.0 < run["energy_joules"] / 3.6e9 < 10.0
     assert f"energy       {run['energy_joules'] / 3.6e9:.2f} MWh" in text
+
+
+@pytest.mark.parametrize("part", [["--lora-rank", "16"], ["--frozen", "embedding,layers:0-29"]])
+def test_fine_tuning_has_no_compute_optimal_number_of_tokens(capsys, part):
+    job = ["plan", "--model", "llama3-8b", "--machine", "dgx-h100", "--gpus", "8", *part]
+    job += ["--strategy", "zero3", "--global-batch", "64"]
+    assert_refused(capsys, *job, culprit="give --tokens: the default")
+    code, text, _ = run_cli(capsys, *job, "--tokens", "10M")
+    assert code == 0 and "Chinchilla" not in text
