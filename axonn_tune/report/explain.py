@@ -106,7 +106,15 @@ def _remark_lines(explanation: Explanation) -> list[str]:
             f"{format_seconds(own, 3)} for a micro-batch; the busiest stage takes "
             f"{format_seconds(busiest, 3)} and sets the pace"
         )
-    return [*lines, *_causal_lines(p), *mfu_remarks([p])]
+    return [*lines, *_causal_lines(p), *_peak_lines(p), *mfu_remarks([p])]
+
+
+def _peak_lines(p: Prediction) -> list[str]:
+    """Return a line on the peak of which MFU and HFU are fractions, if products have a higher."""
+    job = p.scenario.job
+    if job.recipe is None or p.mfu > 1.0:
+        return []
+    return [f"MFU and HFU are fractions of the peak of {job.dtype}, not of {job.precision}"]
 
 
 def _causal_lines(p: Prediction) -> list[str]:

@@ -127,3 +127,11 @@ def test_a_comparison_names_the_engine_and_the_overlap_of_each_strategy():
         assert said in line
     line = comparison_text(comparison(strategies=["zero3"], **options), {}).splitlines()[-1]
     assert "overlap ORS+OAG, kernel tuning on, engine FSDP2, compiled" in line
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8-current"])
+def test_the_peak_of_an_mfu_is_named_where_products_have_another(precision):
+    options = {"global_batch": 64, "recompute": "full", "precision": precision}
+    _, text = explained("llama3-8b", 8, "tensor=1,data=8", **options)
+    said = "MFU and HFU are fractions of the peak of bf16, not of fp8-current"
+    assert (said in text) == (precision != "bf16")
