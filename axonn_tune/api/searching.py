@@ -37,6 +37,7 @@ from axonn_tune.strategies.named import (
     USUAL_ENGINES,
     names_of_all,
     strategy_named,
+    with_caveat,
 )
 from axonn_tune.strategies.switches import (
     Switches,
@@ -118,7 +119,8 @@ def _strategy(given: Mapping[str, Any], model: Model) -> Strategy:
     strategy: str | Strategy | None = given["strategy"]
     if strategy is None or isinstance(strategy, str):
         name, engine = _strategy_and_engine(strategy, given["engine"], model)
-        strategy = strategy_named(name, _switches(given), engine, not model.is_dense)
+        named = strategy_named(name, _switches(given), engine, not model.is_dense)
+        strategy = with_caveat(named, given["lora_rank"] is not None)
         require_own(_switches(given), [name])
     if model.experts is None:
         require_without_experts(model.name, _switches(given), given["expert_imbalance"])
@@ -301,7 +303,8 @@ def names_of_all_strategies(model: ModelLike, **options: Unpack[SearchOptions]) 
     are any.
     """
     given = {**defaults(SEARCH), **options}
-    names = names_of_all(_switches(given), given["every_strategy"])
+    has_adapters = given["lora_rank"] is not None
+    names = names_of_all(_switches(given), given["every_strategy"], has_adapters)
     able = strategies_of(loaded(model), names, is_special(given))
     return with_precision(given["precision"], able) or able
 

@@ -28,6 +28,8 @@ class Start:
         What the user still has to do, in whole sentences.
     environment
         Variables of every rank that the framework, and not the machine, asks for.
+    remarks
+        What the user should know of the prediction, in whole sentences.
     rank_lines
         Shell lines that set RANK from the place of a process in the job.
     """
@@ -36,6 +38,7 @@ class Start:
     command: tuple[tuple[str, ...], ...]
     to_fill_in: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
     rank_lines: tuple[str, ...] = RANK_IS_PLACE
 
 
@@ -98,4 +101,15 @@ def training_start(
         f"{program.name} trains on random tokens; --data FILE behind it changes that."
     )
     command = ("python", program.name, "--steps", str(N_STEPS))
-    return Start(files, (command,), tuple(to_fill_in))
+    remarks = _engine_remarks(program, prediction.scenario.strategy.engine.name)
+    return Start(files, (command,), tuple(to_fill_in), remarks=remarks)
+
+
+def _engine_remarks(program: Program, predicted: str) -> tuple[str, ...]:
+    """Say that a program does not run the engine that was predicted, if it is so."""
+    if program.engine in ("", predicted):
+        return ()
+    return (
+        f"{program.name} runs the engine {program.engine}, though; --engine {program.engine} "
+        "predicts its step.",
+    )

@@ -131,7 +131,21 @@ def start_of(
         to_fill_in += (
             "Megatron-LM normalises each head's query and key; the model all heads at once.",
         )
-    return Start({}, command, to_fill_in, environment)
+    return Start({}, command, to_fill_in, environment, _log_remarks(prediction))
+
+
+def _log_remarks(prediction: Prediction) -> tuple[str, ...]:
+    """Say how many TFLOP/s the log shows for the predicted step, if it counts as we do.
+
+    It counts the causal half of attention's scores, and windows as if they were not there
+    (num_floating_point_operations of core_v0.19.0, megatron/training/training.py).
+    """
+    if any(block.window for block in prediction.scenario.model.blocks):
+        return ()
+    return (
+        "Megatron-LM's log counts the causal half of attention only: for this step it shows about "
+        f"{prediction.causal_tflops_per_gpu:.1f} TFLOP/s per GPU.",
+    )
 
 
 def flags(prediction: Prediction) -> list[str]:

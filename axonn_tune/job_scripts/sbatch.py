@@ -72,16 +72,15 @@ def memory_warning(prediction: Prediction) -> list[str]:
 def _header(prediction: Prediction, start: Start, missing: Sequence[str]) -> list[str]:
     """Return what the script runs, what was predicted, and what the user must fill in."""
     scenario = prediction.scenario
-    configuration = prediction.configuration
     engine = scenario.strategy.engine.title
     of_engine = f", with the engine {engine}" if engine else ""
     to_fill_in = [_COMPLETE, *start.to_fill_in] if missing else start.to_fill_in
     return [
         f"{scenario.model.name} on {scenario.job.n_gpus} {scenario.machine.gpu.name}: "
-        f"{scenario.strategy.name}, {prediction.layout}, micro-batch {configuration.micro_batch}, "
-        f"recompute {configuration.recompute}.",
+        f"{scenario.strategy.name}, {prediction.configuration.in_words}.",
         f"Predicted: {prediction.step_seconds:.3f} s a step, "
         f"{prediction.tflops_per_gpu:.1f} TFLOP/s per GPU{of_engine}.",
+        *start.remarks,
         *memory_warning(prediction),
         "Fill in before you submit this script in its own folder:",
         *(f"- {text}" for text in to_fill_in),

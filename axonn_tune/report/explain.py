@@ -106,7 +106,27 @@ def _remark_lines(explanation: Explanation) -> list[str]:
             f"{format_seconds(own, 3)} for a micro-batch; the busiest stage takes "
             f"{format_seconds(busiest, 3)} and sets the pace"
         )
-    return [*lines, *mfu_remarks([p])]
+    return [*lines, *_causal_lines(p), *_peak_lines(p), *mfu_remarks([p])]
+
+
+def _peak_lines(p: Prediction) -> list[str]:
+    """Return a line on the peak of which MFU and HFU are fractions, if products have a higher."""
+    job = p.scenario.job
+    if job.recipe is None or p.mfu > 1.0:
+        return []
+    return [f"MFU and HFU are fractions of the peak of {job.dtype}, not of {job.precision}"]
+
+
+def _causal_lines(p: Prediction) -> list[str]:
+    """Return a line on what attention's mask would take off the FLOP/s, where it is much."""
+    masked_fraction = 1.0 - p.causal_tflops_per_gpu / p.tflops_per_gpu
+    if masked_fraction <= NOTABLE_FRACTION:
+        return []
+    mfu = p.mfu * (1.0 - masked_fraction)
+    return [
+        "attention counts without its causal mask, by convention; with the mask, these are "
+        f"{p.causal_tflops_per_gpu:.1f} TFLOP/s per GPU, MFU {percent(mfu)} %"
+    ]
 
 
 def _shortage_lines(p: Prediction) -> list[str]:

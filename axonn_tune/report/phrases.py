@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from axonn_tune.search.batches import can_share, nearest_shared_batch
 from axonn_tune.search.search import Search
@@ -22,8 +22,7 @@ def assumption_line(*searches: Search) -> str:
     job = scenario.job
     dropout = ", dropout" if job.dropout else ""
     tuning = "on" if job.kernel_tuning else "off"
-    engine = scenario.strategy.engine.title
-    engine_text = f", engine {engine}" if engine else ""
+    overlap = _by_strategy(searches, lambda own: str(own.strategy.overlap_of(own.job)))
     remarks = [
         batch_remark(*searches),
         not_modelled_remark(scenario.model),
@@ -33,12 +32,31 @@ def assumption_line(*searches: Search) -> str:
     line = (
         f"Assumed: machine {scenario.machine.name}, {batches_text(searches)}, "
         f"{_sequences_text(searches)}{_seq_len_remark(scenario)}, {types_text(job)}, "
-        f"{job.attention} attention{dropout}, overlap {scenario.strategy.overlap_of(job)}, "
-        f"kernel tuning {tuning}"
-        f"{engine_text}{_sharding_text(scenario)}{_experts_text(scenario)}{_tuning_text(job)}"
+        f"{job.attention} attention{dropout}, overlap {overlap}, kernel tuning {tuning}"
+        f"{_engine_text(searches)}{_sharding_text(scenario)}{_experts_text(scenario)}{_tuning_text(job)}"
         f"{_offload_text(scenario)}."
     )
     return " ".join([line, *(remark for remark in remarks if remark)])
+
+
+def _engine_text(searches: Sequence[Search]) -> str:
+    """Name the engine, or each with its strategy, as the end of a sentence, if there is any."""
+    titles = {search.scenario.strategy.engine.title for search in searches}
+    if len(titles) > 1:
+        return f", engines {_by_strategy(searches, lambda own: own.strategy.engine.name)}"
+    (title,) = titles
+    return f", engine {title}" if title else ""
+
+
+def _by_strategy(searches: Sequence[Search], text_of: Callable[[Scenario], str]) -> str:
+    """Return the text of all searches if it is one, or else each with its strategies."""
+    strategies: dict[str, dict[str, None]] = {}
+    for search in searches:
+        scenario = search.scenario
+        strategies.setdefault(text_of(scenario), {})[scenario.strategy.name] = None
+    if len(strategies) == 1:
+        return next(iter(strategies))
+    return ", ".join(f"{text} for {' and '.join(names)}" for text, names in strategies.items())
 
 
 def _tuning_text(job: Job) -> str:

@@ -38,7 +38,7 @@ _COLUMNS: tuple[Column[TrainingRun], ...] = (
     ("useful %", lambda run: percent(run.useful_fraction)),
     ("days", lambda run: _days(run.wall_seconds)),
     ("90 % interval", lambda run: _range(run)),
-    ("node-hours", lambda run: _hours(run.node_hours)),
+    ("node-hours", lambda run: _few_or_whole(run.node_hours)),
     ("GPU-hours", lambda run: format_count(run.gpu_hours)),
     ("MWh", lambda run: _megawatt_hours(run)),
 )
@@ -121,7 +121,7 @@ def _limits_text(limits: Limits) -> str:
 
 def _budget_text(limits: Limits) -> str:
     if limits.node_hours is not None:
-        return f"{_hours(limits.node_hours)} node-hours"
+        return f"{_few_or_whole(limits.node_hours)} node-hours"
     return f"{format_count(limits.gpu_hours or 0.0)} GPU-hours"
 
 
@@ -180,11 +180,12 @@ def _chance(run: TrainingRun, seconds: float) -> str:
 
 def _megawatt_hours(run: TrainingRun) -> str:
     energy = run.energy_joules
-    return "-" if energy is None else f"{energy / JOULES_PER_MWH:.0f}"
+    return "-" if energy is None else _few_or_whole(energy / JOULES_PER_MWH)
 
 
 def _tokens_text(run: TrainingRun) -> str:
     model = run.scenario.model
+    optimum = f" ({_optimum_text(model)})" if run.scenario.job.trains_all_weights else ""
     of_active = (
         ""
         if model.is_dense
@@ -192,7 +193,7 @@ def _tokens_text(run: TrainingRun) -> str:
     )
     return (
         f"{format_count(run.tokens)} tokens, {run.tokens / model.parameters:.3g} for each parameter"
-        f"{of_active} ({_optimum_text(model)}), {counted(run.n_steps, 'step')}, "
+        f"{of_active}{optimum}, {counted(run.n_steps, 'step')}, "
         f"{run.model_flops:.3g} FLOPs of the model"
     )
 
@@ -215,7 +216,6 @@ def _plan_pairs(plan: RunPlan) -> list[tuple[str, str]]:
     run = plan.best
     scenario = run.scenario
     best = run.best
-    configuration = run.best.configuration
     failures = run.failures
     facility = scenario.machine.facility
     return [
@@ -226,9 +226,8 @@ def _plan_pairs(plan: RunPlan) -> list[tuple[str, str]]:
         ),
         (
             "layout",
-            f"{best.layout}, order {configuration.order}, "
-            f"micro-batch {configuration.micro_batch}, recompute {configuration.recompute}: "
-            f"{best.step_seconds:.3f} s a step, {best.tflops_per_gpu:.1f} TFLOP/s per GPU",
+            f"{best.configuration.in_words}: {best.step_seconds:.3f} s a step, "
+            f"{best.tflops_per_gpu:.1f} TFLOP/s per GPU",
         ),
         ("memory", f"{memory_text(best)} of {gib(best.memory_capacity_bytes):.0f} GiB"),
         (
@@ -251,7 +250,10 @@ def _plan_pairs(plan: RunPlan) -> list[tuple[str, str]]:
             f"{failures.interval_seconds / best.step_seconds:.0f} steps); a restart takes "
             f"{failures.restart_seconds / 60:.0f} min",
         ),
-        ("node-hours", f"{_hours(run.node_hours)} ({format_count(run.gpu_hours)} GPU-hours)"),
+        (
+            "node-hours",
+            f"{_few_or_whole(run.node_hours)} ({format_count(run.gpu_hours)} GPU-hours)",
+        ),
         ("energy", _energy_text(run)),
         ("money", _money_text(run)),
     ]
@@ -263,7 +265,7 @@ def _energy_text(run: TrainingRun) -> str:
     if energy is None or power is None:
         return "not known: the profile has no facility.node_power_watts; give --node-power"
     return (
-        f"{energy / JOULES_PER_MWH:.0f} MWh, without cooling: "
+        f"{_few_or_whole(energy / JOULES_PER_MWH)} MWh, without cooling: "
         f"{format_quantity(power.value, '_watts')} a node ({power.origin}: {power.source})"
     )
 
@@ -290,9 +292,9 @@ def _days(seconds: float) -> str:
     return f"{days:.1f}" if days >= 1 else f"{days:.2g}"
 
 
-def _hours(hours: float) -> str:
-    """Return whole hours, or three digits of few."""
-    return f"{hours:.0f}" if hours >= 10 else f"{hours:.3g}"
+def _few_or_whole(amount: float) -> str:
+    """Return a whole number of hours or MWh, or three digits of few."""
+    return f"{amount:.0f}" if amount >= 10 else f"{amount:.3g}"
 
 
 def _days_text(seconds: float) -> str:

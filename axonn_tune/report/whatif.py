@@ -22,12 +22,15 @@ from axonn_tune.units import format_quantity, gib
 
 def what_if_text(search: Search, settings: Sequence[str], result: WhatIf) -> str:
     """Compare the best before and after, and the former best on the changed machine."""
-    rows = [
-        _row("as it is", result.before),
-        _row("changed", result.after),
-        _row("changed, layout kept", result.kept),
-    ]
-    headers = ["machine", "layout", "mbs", "recompute", "step s", "90 % interval", "MFU %", "GiB"]
+    named = {
+        "as it is": result.before,
+        "changed": result.after,
+        "changed, layout kept": result.kept,
+    }
+    has_virtual = len({p.configuration.n_virtual for p in named.values()}) > 1
+    rows = [_row(title, p, has_virtual) for title, p in named.items()]
+    headers = ["machine", "layout", *(["virtual"] if has_virtual else []), "mbs", "recompute"]
+    headers += ["step s", "90 % interval", "MFU %", "GiB"]
     return "\n".join(
         [
             f"{model_on_gpus(search.scenario)}, if {', '.join(settings)}",
@@ -56,14 +59,17 @@ def _conclusion(result: WhatIf) -> str:
 def _change(prediction: Prediction, before: Prediction) -> str:
     """Return how much more or less time a step takes than the former best one."""
     change = prediction.step_seconds / before.step_seconds - 1.0
+    if percent(abs(change)) == percent(0.0):
+        return "as long"
     return f"{percent(abs(change))} % {'less' if change < 0.0 else 'more'} time"
 
 
-def _row(title: str, best: Prediction) -> list[Any]:
+def _row(title: str, best: Prediction, has_virtual: bool) -> list[Any]:
     memory = f"{gib(best.memory_bytes):.1f} of {gib(best.memory_capacity_bytes):.0f}"
     return [
         title,
         best.configuration.brief_layout,
+        *([best.configuration.n_virtual] if has_virtual else []),
         best.configuration.micro_batch,
         best.configuration.recompute,
         f"{best.step_seconds:.3f}",
@@ -105,10 +111,15 @@ def _moved(base: Prediction, best: Prediction | None) -> tuple[str, str]:
     if abs(change) < 0.005:
         change = 0.0  # not -0.00
     configuration = best.configuration
-    layout = (
-        f"{configuration.brief_layout}, mbs {configuration.micro_batch} {configuration.recompute}"
+    if configuration == base.configuration:
+        return f"{change:+.2f}", "same"
+    stages = {configuration.n_virtual, base.configuration.n_virtual}
+    virtual = f", virtual {configuration.n_virtual}" if len(stages) > 1 else ""
+    return (
+        f"{change:+.2f}",
+        f"{configuration.brief_layout}{virtual}, mbs {configuration.micro_batch} "
+        f"{configuration.recompute}",
     )
-    return f"{change:+.2f}", "same" if configuration == base.configuration else layout
 
 
 def what_if_document(

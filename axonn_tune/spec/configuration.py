@@ -46,6 +46,16 @@ class Configuration:
         """The layout for a table: that of a grid, or else without the axes of size 1."""
         return self.ordered_layout if self.layout.is_grid else self.layout.brief
 
+    @property
+    def in_words(self) -> str:
+        """All that must be known to run it, for a sentence; the rank order is told of a grid."""
+        order = f", order {self.order}" if self.layout.is_grid else ""
+        virtual = f", {self.n_virtual} virtual stages" if self.n_virtual > 1 else ""
+        return (
+            f"{self.layout}{order}{virtual}, micro-batch {self.micro_batch}, "
+            f"recompute {self.recompute}"
+        )
+
     def __str__(self) -> str:
         order = f" {self.order}" if self.layout.is_grid else ""
         virtual = f", {self.n_virtual} virtual stages" if self.n_virtual > 1 else ""

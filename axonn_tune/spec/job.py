@@ -226,6 +226,11 @@ class Job:
         return self.trains_head if layer == "head" else self.trains_weights
 
     @property
+    def trains_all_weights(self) -> bool:
+        """Whether neither adapters are trained in their place, nor parts of them frozen."""
+        return self.adapters is None and not self.frozen
+
+    @property
     def special_parts(self) -> list[str]:
         """The names of what is trained besides the model's own layers and their adapters."""
         return ["multi-token prediction"] * (self.mtp_modules > 0)

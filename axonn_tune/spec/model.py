@@ -549,6 +549,24 @@ class Model:
         not_formed = 2.0 * n_tokens * self._weights_of_products()
         return trained - not_formed + 6.0 * n_tokens * self.adapter_parameters(adapters)
 
+    def causal_flops(
+        self,
+        n_tokens: float,
+        seq_len: float,
+        adapters: Adapters | None = None,
+        mtp_modules: int = 0,
+        frozen: Frozen = NOTHING_FROZEN,
+    ) -> float:
+        """Return `model_flops` with the causal half of the score matrix alone.
+
+        So count Megatron-LM (core_v0.19.0, `num_floating_point_operations`) and Megatron-Bridge.
+        """
+        with_scores, without_scores = (
+            self.model_flops(n_tokens, length, adapters, mtp_modules, frozen)
+            for length in (seq_len, 0.0)
+        )
+        return (with_scores + without_scores) / 2.0
+
     def hardware_flops(
         self,
         n_tokens: float,

@@ -149,6 +149,14 @@ class Scenario:
         )
 
     @property
+    def causal_flops(self) -> float:
+        """The model's FLOPs of a step, of which attention has the causal half of its scores."""
+        job = self.job
+        return self.model.causal_flops(
+            job.tokens, job.sample_len, job.adapters, job.mtp_modules, job.frozen
+        )
+
+    @property
     def attention_share(self) -> float:
         """Attention's share of the FLOPs, on which the clock of the GPUs depends."""
         return self.model.attention_share(self.job.sample_len)

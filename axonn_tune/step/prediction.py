@@ -96,6 +96,11 @@ class Prediction:
         return self.scenario.model_flops * self._tflops_per_flop
 
     @property
+    def causal_tflops_per_gpu(self) -> float:
+        """The TFLOP/s of each GPU, by the model's FLOPs with the causal half of scores alone."""
+        return self.scenario.causal_flops * self._tflops_per_flop
+
+    @property
     def hardware_tflops_per_gpu(self) -> float:
         """The TFLOP/s of each GPU, by the FLOPs of the model and of recomputation."""
         n_chunks = self.layout.n_stages * self.configuration.n_virtual

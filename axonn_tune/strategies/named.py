@@ -45,18 +45,31 @@ _CAVEATS = {
     ZB_H1: "Megatron-Core has no ZB-H1; sail-sg's fork of Megatron-LM does.",
     DUALPIPE: "Megatron-Core has no DualPipe; DeepSeek's own framework does.",
 }
+# The caveat of AxoNN's grids in a job that trains adapters.
+_ADAPTERS_CAVEAT = "No release of AxoNN has adapters; its layers are predicted as if they had them."
 # The strategies that can keep gradients and weights in the host's memory, as ZeRO does.
 _ZERO_FAMILY = ("zero1", "zero2", "zero3", "zeropp", "zero-topo")
 
 
-def names_of_all(switches: Switches, every: bool) -> list[str]:
+def names_of_all(switches: Switches, every: bool, has_adapters: bool = False) -> list[str]:
     """Return the strategies that ``all`` stands for: those without a caveat, or every one."""
     # Caveats depend on these switches only. An engine, which is not known here, might refuse
     # others.
     told = Switches(
         schedule=switches.schedule, qwz=switches.qwz, hpz=switches.hpz, qgz=switches.qgz
     )
-    return [name for name in STRATEGIES if every or not strategy_named(name, told).caveat]
+    return [
+        name
+        for name in STRATEGIES
+        if every or not with_caveat(strategy_named(name, told), has_adapters).caveat
+    ]
+
+
+def with_caveat(strategy: Strategy, has_adapters: bool) -> Strategy:
+    """Return a strategy that says so if a job trains adapters, and no release of it can."""
+    if has_adapters and isinstance(strategy, Axonn4D):
+        return replace(strategy, caveat=_ADAPTERS_CAVEAT)
+    return strategy
 
 
 def names_of_axes() -> tuple[str, ...]:

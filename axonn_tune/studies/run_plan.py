@@ -79,6 +79,11 @@ def plan_run(
         Nothing is legal, or fits.
     """
     if tokens is None and not limits.has_budget:
+        if not search.scenario.job.trains_all_weights:
+            raise InputError(
+                "give --tokens: the default of 20 for each parameter is of training all weights, "
+                "and this job trains a part of them"
+            )
         tokens = CHINCHILLA_TOKENS_PER_PARAMETER * search.scenario.model.parameters
     if tokens is not None and not 0 < tokens <= MOST_TOKENS:
         raise InputError(f"--tokens is {tokens:g}; allowed: above zero, at most {MOST_TOKENS:g}")

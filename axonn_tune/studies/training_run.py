@@ -190,18 +190,15 @@ class TrainingRun:
 
 def model_flops(scenario: Scenario, n_tokens: float) -> float:
     """Return the FLOPs of training on some tokens, without recomputation."""
-    return _flops(scenario, n_tokens, scenario.job.sample_len)
+    job = scenario.job
+    return scenario.model.model_flops(
+        n_tokens, job.sample_len, job.adapters, job.mtp_modules, job.frozen
+    )
 
 
 def causal_flops(scenario: Scenario, n_tokens: float) -> float:
     """Return the same with the half of each score matrix only that causal attention forms."""
-    return _flops(scenario, n_tokens, 0.5 * scenario.job.sample_len)
-
-
-def _flops(scenario: Scenario, n_tokens: float, n_keys: float) -> float:
-    """Return the FLOPs of training on some tokens that attend to a number of keys each."""
-    job = scenario.job
-    return scenario.model.model_flops(n_tokens, n_keys, job.adapters, job.mtp_modules, job.frozen)
+    return scenario.causal_flops * (n_tokens / scenario.job.tokens)
 
 
 def checkpoint_bytes(model: Model, job: Job) -> float:

@@ -73,6 +73,18 @@ def test_every_strategy_predicts_adapters(capsys):
     assert {each["strategy"] for each in found} == set(STRATEGIES)
 
 
+def test_a_comparison_of_adapters_holds_what_can_train_them(capsys):
+    """No release of AxoNN has adapters: it must not win unmarked."""
+    words = ["compare", *JOB, "--lora-rank", "16", "--micro-batch", "1", "--recompute", "none"]
+    found = document_of(capsys, *words)
+    assert {"axonn", "axonn-pipeline"} <= set(found["left_out"])
+    assert "zero3" in {each["strategy"] for each in found["strategies"]}
+    _, out, _ = run_cli(capsys, *words, "--strategies", "axonn,zero3")
+    assert "axonn *" in out and "* No release of AxoNN has adapters" in out
+    _, out, _ = run_cli(capsys, "compare", *JOB, "--strategies", "axonn,zero3")
+    assert "axonn *" not in out
+
+
 @pytest.mark.slow
 def test_every_strategy_predicts_frozen_parts(capsys):
     words = ["--frozen", "embedding,layers:0-15,head", "--every-strategy", "--micro-batch", "1"]

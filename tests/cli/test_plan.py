@@ -18,7 +18,7 @@ def test_a_plan_in_every_format(capsys):
     document = json.loads(run_cli(capsys, *arguments, "--format", "json")[1])
     (run,) = document["runs"]
     assert f"{10 * run['node_hours']:,.0f} EUR" in text
-    assert f"{run['node_hours'] * 2e-3:.0f} MWh" in text
+    assert f"{run['node_hours'] * 2e-3:.3g} MWh" in text
     assert run["tokens"] == 100e9 and run["cost"] is None
     (row,) = csv.DictReader(io.StringIO(run_cli(capsys, *arguments, "--format", "csv")[1]))
     assert float(row["wall_seconds"]) == pytest.approx(run["wall_seconds"])
@@ -129,3 +129,23 @@ def _document(capsys, *arguments):
 )
 def test_bad_plans_are_one_line(capsys, arguments, culprit):
     assert_refused(capsys, "plan", "--model", "5b", *arguments, culprit=culprit)
+
+
+def test_a_plan_names_virtual_stages_and_the_energy_of_a_short_run(capsys):
+    arguments = ["plan", "--model", "llama3-70b", "--machine", "alps", "--strategy", "megatron"]
+    arguments += ["--gpus", "512", "--virtual-stages", "4", "--tokens", "10B"]
+    (run,) = _document(capsys, *arguments)["runs"]
+    assert run["prediction"]["n_virtual"] == 4
+    _, text, _ = run_cli(capsys, *arguments)
+    assert ", 4 virtual stages, micro-batch" in text and "order xyzd" not in text
+    assert 1.0 < run["energy_joules"] / 3.6e9 < 10.0
+    assert f"energy       {run['energy_joules'] / 3.6e9:.2f} MWh" in text
+
+
+@pytest.mark.parametrize("part", [["--lora-rank", "16"], ["--frozen", "embedding,layers:0-29"]])
+def test_fine_tuning_has_no_compute_optimal_number_of_tokens(capsys, part):
+    job = ["plan", "--model", "llama3-8b", "--machine", "dgx-h100", "--gpus", "8", *part]
+    job += ["--strategy", "zero3", "--global-batch", "64"]
+    assert_refused(capsys, *job, culprit="give --tokens: the default")
+    code, text, _ = run_cli(capsys, *job, "--tokens", "10M")
+    assert code == 0 and "Chinchilla" not in text

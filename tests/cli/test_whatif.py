@@ -12,7 +12,8 @@ JOB = ["--gpus", "64", "--model", "5b", "--global-batch", "128", "--recompute", 
 
 def change_text(ratio):
     """Return how a step is said to differ from another one."""
-    return f"{100 * abs(ratio - 1):.1f} % {'less' if ratio < 1 else 'more'} time"
+    change = f"{100 * abs(ratio - 1):.1f}"
+    return "as long" if change == "0.0" else f"{change} % {'less' if ratio < 1 else 'more'} time"
 
 
 @pytest.mark.slow
@@ -69,3 +70,24 @@ def test_bad_settings_are_one_line(capsys, setting):
 @pytest.mark.parametrize("factor", ["1", "inf", "nan", "1e300"])
 def test_bad_factors_are_one_line(capsys, factor):
     assert_refused(capsys, "whatif", *JOB, "--by", factor, culprit="--by")
+
+
+def test_changed_virtual_stages_are_told_of(capsys):
+    """A faster GPU makes fewer virtual stages the best ones of the same layout."""
+    job = ["--gpus", "512", "--model", "llama3-70b", "--machine", "alps", "--strategy", "megatron"]
+    job += ["--fix", "tensor=4", "--fix", "pipeline=4", "--fix", "context=1"]
+    _, out, _ = run_cli(capsys, "whatif", *job, "--set", "gpu.compute=1.1x")
+    _, as_json, _ = run_cli(capsys, "whatif", *job, "--set", "gpu.compute=1.1x", "--format", "json")
+    found = json.loads(as_json)["what_if"]
+    stages = [found[which]["n_virtual"] for which in ("before", "after", "kept")]
+    assert stages[0] != stages[1]
+    lines = out.splitlines()
+    end = lines[2].index("virtual") + len("virtual")
+    assert [int(line[:end].split()[-1]) for line in lines[4:7]] == stages
+    _, out, _ = run_cli(capsys, "whatif", *job)
+    assert f"virtual {stages[1]}, mbs" in out
+
+
+def test_a_change_that_changes_nothing_says_so(capsys):
+    _, out, _ = run_cli(capsys, "whatif", *JOB, "--set", "gpu.memory=1.0001x")
+    assert "The best step takes as long; the layout stays." in out

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -406,3 +407,27 @@ def test_an_engine_is_started_by_its_framework_or_the_command_says_so(
     assert code == 0
     warning = f"The times are those of the engine {engine}; the script starts {started}."
     assert (warning in error) == warns
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [("fsdp2", True), ("fsdp2-eager", False)],
+)
+def test_a_program_of_another_engine_than_the_predicted_one_says_so(engine, said, tmp_path, capsys):
+    job = ["--gpus", "8", "--model", "llama3-8b", "--machine", "dgx-h100", "--engine", engine]
+    assert run_cli(capsys, "launch", *job, "--output", tmp_path)[0] == 0
+    script = (tmp_path / "launch.sbatch").read_text()
+    assert ("# train_fsdp2.py runs the engine fsdp2-eager, though" in script) == said
+
+
+def test_megatron_says_what_its_log_shows(tmp_path, capsys):
+    """Half of 12 L s h of scores for each token are not in it (--log-throughput)."""
+    job = ["--gpus", "512", "--model", "llama3-70b", "--machine", "alps", "--seq-len", "8192"]
+    job += ["--strategy", "megatron", "--global-batch", "2048"]
+    assert run_cli(capsys, "launch", *job, "--output", tmp_path)[0] == 0
+    script = (tmp_path / "launch.sbatch").read_text()
+    seconds = float(re.search(r"Predicted: ([\d.]+) s a step", script)[1])
+    counted = float(re.search(r"([\d.]+) TFLOP/s per GPU, with", script)[1])
+    scores = 12 * 80 * 8192 * 8192 * 2048 * 8192 / (512 * seconds * 1e12)
+    shown = float(re.search(r"it shows about ([\d.]+) TFLOP/s", script)[1])
+    assert shown == pytest.approx(counted - scores / 2, abs=0.2)

@@ -96,3 +96,42 @@ def test_one_strategy_one_step_and_one_sequence_are_singular():
     assert explanation.prediction.n_microsteps == 1 and "; 1 micro-step; " in text
     line = assumption_line(build_search("5b", 1, global_batch=1))
     assert "global batch 1 sequence (" in line
+
+
+def test_flops_are_told_with_the_mask_of_attention_where_it_takes_many_off():
+    """Half of 12 L s h d of scores are gone: two thirds of what 235B counts with 32,768 tokens."""
+    options = {"global_batch": 32, "recompute": "none", "seq_len": 32768}
+    layout = "tensor=2,context=2,data=8,pipeline=8,expert=8"
+    explanation, text = explained("qwen3-235b-a22b", 256, layout, **options)
+    p = explanation.prediction
+    tokens = 32 * 32768
+    scores = 12 * 94 * 32768 * 8192 * tokens
+    flops = p.tflops_per_gpu * 1e12 * 256 * p.step_seconds
+    masked = 1e-12 * (flops - scores / 2) / (256 * p.step_seconds)
+    assert f"these are {masked:.1f} TFLOP/s per GPU, MFU {100 * masked / 989:.1f} %" in text
+    _, text = explained("llama3-8b", 8, "tensor=1,data=8", global_batch=64, seq_len=512)
+    assert "causal mask" not in text
+
+
+def test_a_comparison_names_the_engine_and_the_overlap_of_each_strategy():
+    """Those of the fastest row alone would be said of all others, too."""
+    options = {"model": "llama3-8b", "gpus": 8, "machine": "dgx-h100", "global_batch": 64}
+    of_strategies = comparison(strategies=["axonn", "megatron", "zero3"], **options)
+    line = comparison_text(of_strategies, {}).splitlines()[-1]
+    for said in (
+        "ORS+OAG for zero3",
+        "OAR+grad-reduce for megatron",
+        "bundled for axonn",
+        "fsdp2 for zero3",
+    ):
+        assert said in line
+    line = comparison_text(comparison(strategies=["zero3"], **options), {}).splitlines()[-1]
+    assert "overlap ORS+OAG, kernel tuning on, engine FSDP2, compiled" in line
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8-current"])
+def test_the_peak_of_an_mfu_is_named_where_products_have_another(precision):
+    options = {"global_batch": 64, "recompute": "full", "precision": precision}
+    _, text = explained("llama3-8b", 8, "tensor=1,data=8", **options)
+    said = "MFU and HFU are fractions of the peak of bf16, not of fp8-current"
+    assert (said in text) == (precision != "bf16")
