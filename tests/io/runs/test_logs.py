@@ -207,6 +207,44 @@ def test_a_pipeline_of_torchtitan_cuts_the_local_batch(log, schedule, micro_batc
     assert (row["micro_batch"], row.get("virtual_stages")) == (micro_batch, n_virtual)
 
 
+def of_2026(tokens_per_rank, tokens_per_step, context=2048):
+    """Return the log of torchtitan with the lines of August 2026, which count tokens."""
+    text = (LOGS / "torchtitan.log").read_text()
+    old = re.search(r"local batch size 8, .*sequence length 2048", text)
+    new = (
+        f"{tokens_per_rank} tokens per DP rank, {tokens_per_step} tokens per train step, "
+        f"gradient accumulation steps 1, maximum context length {context}"
+    )
+    return text.replace(old[0], new).replace("Applied selective", "Applied SelectiveAC")
+
+
+def test_the_tokens_of_torchtitan_are_sequences(log):
+    assert row_of(log(of_2026(8 * 2048, 64 * 2048), "torchtitan.log")) == row_of(
+        LOGS / "torchtitan.log"
+    )
+
+
+def test_tokens_that_fill_no_whole_sequences_are_no_batch(log):
+    (run,) = read_runs(log(of_2026(8 * 2048, 64 * 2048, context=3000)))
+    assert not {"global_batch", "micro_batch"} & set(run.facts)
+    assert run.step_seconds[1:] == pytest.approx([0.055, 0.046, 0.047], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("Applied full activation checkpointing to the model", "full"),
+        ("Applied FullAC activation checkpointing to the model", "full"),
+        ("Selected 0.5 budget option", None),
+        ("", "none"),
+    ],
+)
+def test_the_recomputation_of_torchtitan_is_read_in_old_and_new_words(log, line, said):
+    text = (LOGS / "torchtitan.log").read_text()
+    changed = text.replace("Applied selective activation checkpointing to the model", line)
+    assert row_of(log(changed)).get("recompute") == said
+
+
 def test_the_batch_that_grows_counts_at_its_last_size(log):
     text = (LOGS / "megatron.log").read_text()
     early, late = text.replace("size:   128", "size:    64"), text.replace("/    5000", "/   5000")
