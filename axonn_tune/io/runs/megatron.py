@@ -51,6 +51,7 @@ ARGUMENTS = (
     "hidden_size",
     "num_attention_heads",
     "sequence_parallel",
+    "use_distributed_optimizer",
     "transformer_impl",
 )
 
@@ -79,6 +80,7 @@ def parse_megatron(text: str) -> LoggedRun:
         "precision": _precision(arguments),
         "recompute": "none" if is_stated else None,
         "virtual_stages": virtual or (1 if pipeline > 1 else None),
+        **_switches(arguments),
         **common_facts(arguments),
     }
     return logged_run(
@@ -117,6 +119,35 @@ def common_facts(arguments: dict[str, str]) -> dict[str, object]:
         "dtype": dtype_named(arguments.get("params_dtype", "")),
         **({"recompute": recompute} if recompute else {}),
     }
+
+
+def _switches(arguments: dict[str, str]) -> dict[str, object]:
+    """Return the switches of the strategy that are stated and matter.
+
+    Megatron-LM trains with dropout, without sequence parallelism and without the distributed
+    optimizer unless it is told otherwise. DeepSpeed's configuration replaces the last of these.
+    """
+    tensor = count(arguments, "tensor_model_parallel_size") or 1
+    drops = (arguments.get(name, "0") for name in ("hidden_dropout", "attention_dropout"))
+    has_experts = count(arguments, "num_experts") is not None
+    splits_experts = has_experts and (count(arguments, "expert_tensor_parallel_size") or 1) > 1
+    return {
+        "sequence_parallel": _yes_or_no(arguments, "sequence_parallel") if tensor > 1 else None,
+        "distributed_optimizer": (
+            None
+            if is_true(arguments, "deepspeed")
+            else _yes_or_no(arguments, "use_distributed_optimizer")
+        ),
+        "split_experts": "yes" if splits_experts else None,
+        "dropout": "yes" if any(float(drop) > 0 for drop in drops) else None,
+    }
+
+
+def _yes_or_no(arguments: dict[str, str], name: str) -> str | None:
+    """Return a switch as a table writes it, or None where it is not stated."""
+    if name not in arguments:
+        return None
+    return "yes" if is_true(arguments, name) else "no"
 
 
 def _engine(arguments: dict[str, str]) -> str:

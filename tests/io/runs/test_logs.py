@@ -286,6 +286,34 @@ def test_arguments_of_megatron_are_facts(log, changed, column, said):
     assert row_of(log("\n".join([*added, *kept])))[column] == said
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, {}),
+        ({"use_distributed_optimizer": "False"}, {"distributed_optimizer": "no"}),
+        ({"use_distributed_optimizer": "True"}, {"distributed_optimizer": "yes"}),
+        ({"use_distributed_optimizer": "False", "deepspeed": "True"}, {}),
+        ({"tensor_model_parallel_size": "2"}, {"sequence_parallel": "no"}),
+        (
+            {"tensor_model_parallel_size": "2", "sequence_parallel": "True"},
+            {"sequence_parallel": "yes"},
+        ),
+        ({"num_experts": "8", "expert_tensor_parallel_size": "2"}, {"split_experts": "yes"}),
+        ({"num_experts": "8", "expert_tensor_parallel_size": "1"}, {}),
+        ({"expert_tensor_parallel_size": "2"}, {}),
+        ({"hidden_dropout": "0.1", "attention_dropout": "0.1"}, {"dropout": "yes"}),
+        ({"hidden_dropout": "0.0", "attention_dropout": "0.0"}, {}),
+    ],
+)
+def test_switches_of_megatron_are_facts_where_they_matter(log, changed, said):
+    lines = (LOGS / "megatron.log").read_text().splitlines()
+    kept = [line for line in lines if not any(f"  {name} ." in line for name in changed)]
+    added = [f"  {name} ".ljust(50, ".") + f" {value}" for name, value in changed.items()]
+    row = row_of(log("\n".join([*added, *kept])), {"model": "llama2-7b"})
+    switches = ("sequence_parallel", "distributed_optimizer", "split_experts", "dropout")
+    assert {name: row[name] for name in switches if name in row} == said
+
+
 def test_the_groups_of_nemo_are_axes(log):
     groups = "All tensor model parallel group ranks: [[0, 1], [2, 3], [4, 5], [6, 7]]"
     pipeline = "All pipeline model parallel group ranks: [[0, 4], [1, 5], [2, 6], [3, 7]]"
