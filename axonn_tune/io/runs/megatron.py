@@ -31,6 +31,13 @@ _PADDED = r"padded vocab \(size: (\d+)\)"
 _MODULE = re.compile(r"\b[a-z]\w+")
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
 _POSITIONS = {"rope": "rotary", "learned_absolute": "learned", "none": "none"}
+# The groups beside those of data parallelism.
+_GROUPS = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+)
 _RECIPES = {"tensorwise": "fp8-current", "delayed": "fp8-delayed", "blockwise": "fp8-block"}
 # Arguments that programs with configurations in YAML print, too.
 ARGUMENTS = (
@@ -82,6 +89,7 @@ def parse_megatron(text: str) -> LoggedRun:
         "virtual_stages": virtual or (1 if pipeline > 1 else None),
         **_switches(arguments),
         **common_facts(arguments),
+        **(_of_sharded_weights(arguments) if is_true(arguments, "use_megatron_fsdp") else {}),
     }
     return logged_run(
         text,
@@ -140,6 +148,24 @@ def _switches(arguments: dict[str, str]) -> dict[str, object]:
         ),
         "split_experts": "yes" if splits_experts else None,
         "dropout": "yes" if any(float(drop) > 0 for drop in drops) else None,
+    }
+
+
+def _of_sharded_weights(arguments: dict[str, str]) -> dict[str, object]:
+    """Return what differs under Megatron-FSDP, whose layout is known if it shards everything.
+
+    The user says the layout where other groups or copies of weights are left.
+    """
+    groups = [count(arguments, name) or 1 for name in _GROUPS]
+    is_whole = arguments.get("data_parallel_sharding_strategy") == "optim_grads_params"
+    n_gpus = count(arguments, "world_size")
+    is_known = is_whole and n_gpus is not None and max(groups) == 1
+    return {
+        "engine": "megatron-fsdp",
+        "layout": layout_text({"shard": n_gpus or 1}) if is_known else None,
+        "sequence_parallel": None,
+        "distributed_optimizer": None,
+        "virtual_stages": None,
     }
 
 

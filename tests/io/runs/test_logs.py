@@ -314,6 +314,32 @@ def test_switches_of_megatron_are_facts_where_they_matter(log, changed, said):
     assert {name: row[name] for name in switches if name in row} == said
 
 
+@pytest.mark.parametrize(
+    ("changed", "layout"),
+    [
+        ({"pipeline_model_parallel_size": "1"}, "shard=8"),
+        ({"pipeline_model_parallel_size": "1", "context_parallel_size": "2"}, None),
+        (
+            {"pipeline_model_parallel_size": "1", "data_parallel_sharding_strategy": "no_shard"},
+            None,
+        ),
+    ],
+)
+def test_megatron_fsdp_shards_over_all_ranks_or_asks_for_the_layout(log, changed, layout):
+    changed = {
+        "use_megatron_fsdp": "True",
+        "use_distributed_optimizer": "True",
+        "data_parallel_sharding_strategy": "optim_grads_params",
+        **changed,
+    }
+    lines = (LOGS / "megatron.log").read_text().splitlines()
+    kept = [line for line in lines if not any(f"  {name} ." in line for name in changed)]
+    added = [f"  {name} ".ljust(50, ".") + f" {value}" for name, value in changed.items()]
+    (run,) = read_runs(log("\n".join([*added, *kept])))
+    assert run.facts["engine"] == "megatron-fsdp" and run.facts.get("layout") == layout
+    assert not {"distributed_optimizer", "virtual_stages"} & set(run.facts)
+
+
 def test_the_groups_of_nemo_are_axes(log):
     groups = "All tensor model parallel group ranks: [[0, 1], [2, 3], [4, 5], [6, 7]]"
     pipeline = "All pipeline model parallel group ranks: [[0, 4], [1, 5], [2, 6], [3, 7]]"
