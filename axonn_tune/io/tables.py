@@ -6,7 +6,7 @@ import csv
 from collections.abc import Collection
 
 from axonn_tune.errors import FileError, choices_hint
-from axonn_tune.io.files import FileName, read_text
+from axonn_tune.io.files import FileName, file_name, read_text
 
 
 def load_table(
@@ -22,6 +22,7 @@ def load_table(
         The file cannot be read, a column is unknown or missing, or a row has too many cells or
         leaves a required one empty; the message names the row, counted from 1 below the header.
     """
+    file_name(path, "the table")
     try:
         return _rows(path, csv_reader(path), required, optional)
     except csv.Error as error:
