@@ -160,6 +160,13 @@ def test_the_sum_of_the_micro_steps_is_a_step_of_litgpt():
     assert run.step_seconds == pytest.approx([0.28156, 0.33575, 0.25828])
 
 
+def test_steps_of_which_litgpt_logs_the_last_micro_step_only_have_no_time(log):
+    lines = (LOGS / "litgpt.log").read_text().splitlines()
+    last_ones = [line for line in lines if not line.startswith("Epoch") or "(step)" in line]
+    with pytest.raises(FileError, match="times 4 of 7 micro-steps, from which no step follows"):
+        read_runs(log("\n".join(last_ones)))
+
+
 def test_a_step_of_torchtitan_is_as_long_as_between_its_time_stamps():
     (run,) = read_runs(LOGS / "torchtitan.log")
     assert run.step_seconds[1:] == pytest.approx([0.055, 0.046, 0.047], abs=1e-3)
