@@ -347,6 +347,22 @@ def test_megatron_fsdp_shards_over_all_ranks_or_asks_for_the_layout(log, changed
     assert not {"distributed_optimizer", "virtual_stages"} & set(run.facts)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "is_known"),
+    [
+        ("LlamaConfig(", "Qwen2Config(", True),
+        ("LlamaConfig(", "Qwen2Config(attention_bias=True, ", True),
+        ("vocab_size=", "moe_config=MoEConfig(num_experts=8), vocab_size=", False),
+    ],
+)
+def test_the_model_of_nanotron_is_a_llama_or_a_dense_qwen(log, old, new, is_known):
+    text = (LOGS / "nanotron.log").read_text()
+    assert old in text
+    (plain,), (run,) = read_runs(LOGS / "nanotron.log"), read_runs(log(text.replace(old, new)))
+    sizes = {**plain.sizes, "qkv_bias": "attention_bias=True" in new}
+    assert run.sizes == (sizes if is_known else {})
+
+
 def test_the_groups_of_nemo_are_axes(log):
     groups = "All tensor model parallel group ranks: [[0, 1], [2, 3], [4, 5], [6, 7]]"
     pipeline = "All pipeline model parallel group ranks: [[0, 4], [1, 5], [2, 6], [3, 7]]"
