@@ -184,6 +184,7 @@ def test_the_command_prints_groups_memory_and_every_run(tmp_path, capsys):
         assert words in text
     _, text, _ = run_cli(capsys, "score", table, "--machine", "dgx-h100", "--format", "json")
     document = json.loads(text)
+    assert document["schema_version"] == 1
     groups = {group["group"]: group for group in document["groups"]}
     of_megatron = groups["megatron-core on dgx-h100"]
     assert of_megatron["errors"]["mape"] == pytest.approx(1 - 1 / 1.1)
