@@ -2,7 +2,8 @@
 
 Megatron-LM prints all its arguments (training/arguments.py, _print_args), a line for each logged
 iteration with the mean time since the last one (training/training.py, training_log), and once the
-memory of ranks in units of 2**20 bytes (report_memory).
+memory of ranks in units of 2**20 bytes (report_memory); Megatron-Bridge in units of 10**9 bytes
+(training/utils/train_utils.py at 067f987d).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _ITERATION = re.compile(
     + r"(?:[^\n]{0,999}?global batch size:\s+(\d+))?"
 )
 _MAX_RESERVED = r"max reserved: " + NUMBER
+_MAX_RESERVED_IN_BRIDGE = r"mem-max-reserved-gigabytes: " + NUMBER
 _PADDED = r"padded vocab \(size: (\d+)\)"
 _MODULE = re.compile(r"\b[a-z]\w+")
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
@@ -95,7 +97,9 @@ def parse_megatron(text: str) -> LoggedRun:
         text,
         facts,
         steps,
-        memory_bytes=largest(_MAX_RESERVED, text) * 2**20,
+        memory_bytes=max(
+            largest(_MAX_RESERVED, text) * 2**20, largest(_MAX_RESERVED_IN_BRIDGE, text) * 1e9
+        ),
         sizes=_sizes(arguments, first_count(_PADDED, text)),
     )
 

@@ -374,6 +374,21 @@ def test_the_groups_of_nemo_are_axes(log):
     assert row["layout"] == "tensor=2,data=2,pipeline=2" and row["gpus"] == "8"
 
 
+def test_the_memory_of_nemo_2_and_of_megatron_bridge_is_read(log):
+    nemo = (LOGS / "nemo.log").read_text()
+    with_memory = nemo.replace(" | val_loss", " | max_memory_reserved: 21474836480 | val_loss")
+    assert row_of(log(with_memory), {"model": "tiny"})["memory_gib"] == "20"
+    megatron = (LOGS / "megatron.log").read_text()
+    bridge = re.sub(
+        r"\[Rank 4\][^\n]*",
+        "[Rank 0] (after 2 iterations) memory (GB) | mem-max-allocated-gigabytes: 30.1 | "
+        "mem-max-reserved-gigabytes: 32.212",
+        megatron,
+    )
+    (run,) = read_runs(log(bridge))
+    assert run.memory_bytes == pytest.approx(32.212e9)
+
+
 def test_what_nemo_1_calls_otherwise_is_read(log):
     config = "\n".join(
         [
