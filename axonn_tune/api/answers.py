@@ -5,7 +5,7 @@ Every function takes the options of `options.SearchOptions` by name.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -126,6 +126,11 @@ def _layout(grid: LayoutLike) -> Layout | str:
         return grid
     if isinstance(grid, Mapping):
         return ",".join(f"{axis}={size}" for axis, size in grid.items())
+    if not isinstance(grid, Iterable):
+        raise InputError(
+            f"a layout is {type(grid).__name__}; allowed: a text such as 8x4x4x8, its sizes, or "
+            "the sizes by axis"
+        )
     return "x".join(map(str, grid))
 
 

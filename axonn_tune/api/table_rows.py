@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, get_args, get_type_hints
@@ -31,6 +32,7 @@ _SIZES = {
     for field, hint in zip(fields(Model), get_type_hints(Model).values(), strict=True)
     if {hint, *get_args(hint)} & {int, bool, str} and field.name not in _UNREAD
 }
+_WHOLE = re.compile(r"^(\d+)\.0+$")
 _MEASURED = ("step_seconds", "memory_gib", "status", "trace")
 # What a log told besides; it enters no prediction.
 _REMARKS = ("spread_fraction", "n_steps", "source")
@@ -46,7 +48,8 @@ def load_runs(table: FileName) -> list[dict[str, str]]:
     """
     known = ("model", "gpus", "machine", "layout", *_OPTIONS, *names_of_axes(), *_SIZES)
     optional = dict.fromkeys((*known, *_MEASURED, *_REMARKS))
-    return load_table(table, _REQUIRED, [name for name in optional if name not in _REQUIRED])
+    rows = load_table(table, _REQUIRED, [name for name in optional if name not in _REQUIRED])
+    return [{name: _without_zeros(name, text) for name, text in row.items()} for row in rows]
 
 
 def search_of(row: Mapping[str, str], machine: MachineLike | None) -> tuple[Search, Layout]:
@@ -107,6 +110,11 @@ def _model(row: Mapping[str, str]) -> ModelLike:
         return build(Model, {"name": model_name(row), **stated})
     except SchemaError as error:
         raise InputError(f"the model's sizes: {error}") from None
+
+
+def _without_zeros(name: str, text: str) -> str:
+    """Return a cell in which 8.0 is 8: pandas writes whole numbers so where cells are empty."""
+    return text if name == "model" else _WHOLE.sub(r"\1", text)
 
 
 def _value(name: str, hint: Any, text: str) -> Any:

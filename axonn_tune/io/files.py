@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from axonn_tune.errors import FileError
+from axonn_tune.errors import FileError, InputError
 
 FileName = str | os.PathLike[str]
 
@@ -24,6 +24,19 @@ FileName = str | os.PathLike[str]
 LARGEST_FILE_BYTES = 2**26
 # These paths stand for files that the process has open, such as what its output is redirected to.
 _OPEN_FILES = re.compile(r"/(?:dev|proc/[^/]+)/fd/\d+|/dev/std(?:out|err)")
+
+
+def file_name(given: FileName, what: str) -> str:
+    """Return a name or a path as a text.
+
+    Raises
+    ------
+    InputError
+        It is neither, as None and tables are, which Python callers may give.
+    """
+    if isinstance(given, str | os.PathLike):
+        return os.fspath(given)
+    raise InputError(f"{what} is of the type {type(given).__name__}; allowed: a name or a path")
 
 
 def read_text(path: FileName, largest_bytes: int = LARGEST_FILE_BYTES) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from axonn_tune.errors import FileError, InputError, choices_hint
-from axonn_tune.io.files import FileName, read_text
+from axonn_tune.io.files import FileName, file_name, read_text
 from axonn_tune.io.yaml_files import load_yaml
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.machine import PROFILE_VERSION, Machine
@@ -62,7 +62,7 @@ def load_model(name_or_path: FileName) -> Model:
     FileError
         The file is missing, malformed, or does not describe a model.
     """
-    given = os.fspath(name_or_path)
+    given = file_name(name_or_path, "the model")
     if _is_path(given) or _hf_folder(given) is not None:
         path = _hf_folder(given) or Path(given)
         if path.suffix.lower() == ".json":
@@ -166,7 +166,7 @@ def _base_of(kind: _PresetKind, named: str, derived: FileName) -> Path:
 
 def _path_of(name_or_path: FileName, kind: _PresetKind) -> str | Path:
     """Return the file of a name, or the path itself."""
-    given = os.fspath(name_or_path)
+    given = file_name(name_or_path, f"the {kind.noun}")
     return given if _is_path(given) else _resolve(given, kind)
 
 

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Collection
 
 from axonn_tune.errors import FileError, choices_hint
-from axonn_tune.io.files import FileName, read_text
+from axonn_tune.io.files import FileName, file_name, read_text
 
 
 def load_table(
@@ -14,7 +14,8 @@ def load_table(
 ) -> list[dict[str, str]]:
     """Return the rows of a table by name of their column, with the texts of stated cells only.
 
-    Lines that begin with # are comments.
+    Lines that begin with # are comments. As spreadsheets write tables, cells may be separated by
+    semicolons, and rows of empty cells are left out.
 
     Raises
     ------
@@ -22,6 +23,7 @@ def load_table(
         The file cannot be read, a column is unknown or missing, or a row has too many cells or
         leaves a required one empty; the message names the row, counted from 1 below the header.
     """
+    file_name(path, "the table")
     try:
         return _rows(path, csv_reader(path), required, optional)
     except csv.Error as error:
@@ -30,7 +32,10 @@ def load_table(
 
 def csv_reader(path: FileName) -> csv.DictReader[str]:
     """Return the reader of a CSV file in which lines that begin with # are comments."""
-    return csv.DictReader(line for line in read_text(path).splitlines() if not line.startswith("#"))
+    lines = [line for line in read_text(path).splitlines() if not line.startswith("#")]
+    header = next((line for line in lines if line.strip()), "")
+    separator = ";" if ";" in header and "," not in header else ","
+    return csv.DictReader(lines, delimiter=separator)
 
 
 def _rows(
@@ -42,7 +47,12 @@ def _rows(
     """Return the stated cells of all rows."""
     columns = reader.fieldnames or []
     known = [*required, *optional]
-    for column in columns:
+    for number, column in enumerate(columns, start=1):
+        if not column:
+            raise FileError(
+                f"{path}: column {number} has no name; allowed: columns with names (pandas writes "
+                "one without unless index=False)"
+            )
         if column not in known:
             raise FileError(f"{path}: unknown column '{column}'{choices_hint(column, known)}")
     missing = [column for column in required if column not in columns]
@@ -53,6 +63,8 @@ def _rows(
         if None in cells:
             raise FileError(f"{path}: row {number} has more cells than the header")
         row = {name: text.strip() for name, text in cells.items() if text and text.strip()}
+        if not row:
+            continue
         empty = [column for column in required if column not in row]
         if empty:
             raise FileError(f"{path}: row {number} has no {', '.join(empty)}")

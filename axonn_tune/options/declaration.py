@@ -16,6 +16,7 @@ from functools import cache, wraps
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from axonn_tune.errors import InputError, choices_hint
+from axonn_tune.options.arguments import check_kind, plain
 from axonn_tune.spec.checks import require_choice
 
 P = ParamSpec("P")
@@ -105,7 +106,8 @@ def with_options(known: Declarations) -> Callable[[Callable[P, R]], Callable[P, 
     """Give a function some options as named, documented, checked parameters.
 
     The function takes them as ``**options``. An unknown name raises an `InputError` that suggests
-    the nearest known one. ``{options}`` in the docstring becomes their documentation.
+    the nearest known one, and so does a value of another kind than the parameter's. Numbers of
+    NumPy become plain ones. ``{options}`` in the docstring becomes their documentation.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -123,14 +125,20 @@ def with_options(known: Declarations) -> Callable[[Callable[P, R]], Callable[P, 
             if name not in names
         ]
         allowed = [*names, *(p.name for p in keywords)]
+        kinds = {p.name: str(p.annotation) for p in (*explicit, *keywords)}
 
         @wraps(function)
         def checked(*arguments: P.args, **options: P.kwargs) -> R:
+            arguments = tuple(map(plain, arguments))  # type: ignore[assignment]
+            options = {name: plain(value) for name, value in options.items()}  # type: ignore[assignment]
+            for name, value in zip(names, arguments, strict=False):
+                check_kind(function.__name__, name, kinds[name], value)
             for name in options:
                 if name not in allowed:
                     raise InputError(
                         f"{function.__name__}: no option '{name}'{choices_hint(name, allowed)}"
                     )
+                check_kind(function.__name__, name, kinds[name], options[name])
                 if name in known:
                     known[name][1].check(function.__name__, name, options[name])
             return function(*arguments, **options)

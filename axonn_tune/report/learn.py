@@ -12,6 +12,7 @@ from axonn_tune.learning.choose import Proposals
 from axonn_tune.learning.learn import LEAST_GAIN
 from axonn_tune.learning.watch import Drift
 from axonn_tune.report.phrases import percent, signed_percent
+from axonn_tune.report.records import SCHEMA_VERSION
 from axonn_tune.report.table import table
 from axonn_tune.spec.learnable import learnable
 from axonn_tune.spec.learned import Learned, LearnedRun
@@ -103,6 +104,7 @@ def learned_document(machine: Machine) -> dict[str, Any]:
     learned = machine.learned
     assert learned is not None, "only machines that have learned are shown"
     return {
+        "schema_version": SCHEMA_VERSION,
         "base": learned.base,
         "engine": learned.engine,
         "scatter_fraction": learned.scatter_fraction,
@@ -188,6 +190,7 @@ def drift_line(drift: Drift) -> str:
 def proposals_document(proposed: Proposals, commands: Sequence[str]) -> dict[str, Any]:
     """Return what ``next --format json`` prints."""
     return {
+        "schema_version": SCHEMA_VERSION,
         "n_runs": proposed.n_runs,
         "best_measured_seconds": proposed.best_measured_seconds,
         "proposals": [

@@ -20,6 +20,7 @@ from axonn_tune.cost.prices import group_seconds
 from axonn_tune.report.figure import new_figure
 from axonn_tune.report.learn import factors_text
 from axonn_tune.report.phrases import size_remark
+from axonn_tune.report.records import SCHEMA_VERSION
 from axonn_tune.report.table import Column, cited_table, cited_values, fitted_table_of, table
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import MODES
@@ -145,6 +146,7 @@ def _change_row(change: Change) -> list[Any]:
 def difference_document(before: Machine, after: Machine, difference: Difference) -> dict[str, Any]:
     """Return what ``machines diff --format json`` prints."""
     return {
+        "schema_version": SCHEMA_VERSION,
         "before": before.name,
         "after": after.name,
         "changes": [
@@ -189,6 +191,7 @@ def _gb_per_s(bytes_per_s: float | None) -> str:
 def expected_document(machine: Machine, entries: Sequence[Expected]) -> dict[str, Any]:
     """Return what ``machines expect --format json`` prints."""
     return {
+        "schema_version": SCHEMA_VERSION,
         "machine": machine.name,
         "collectives": [
             {

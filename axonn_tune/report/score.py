@@ -8,6 +8,7 @@ from typing import Any
 
 from axonn_tune.report.figure import new_figure
 from axonn_tune.report.phrases import percent, signed_percent
+from axonn_tune.report.records import SCHEMA_VERSION
 from axonn_tune.report.reproduce import draw_steps, error_record
 from axonn_tune.report.table import table
 from axonn_tune.reproduce.comparison import grouped, summary_of
@@ -223,6 +224,7 @@ def score_document(score: Score, by: Sequence[str] = ()) -> dict[str, Any]:
     groups = _groups(score.timed) if score.timed else []
     groups_by = {name: _groups_by(score.timed, name) for name in by if score.timed}
     return {
+        "schema_version": SCHEMA_VERSION,
         "groups": [_group_record(group) for group in groups],
         "by": {name: [_group_record(group) for group in own] for name, own in groups_by.items()},
         "memory": {

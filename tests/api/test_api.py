@@ -2,6 +2,8 @@
 
 import math
 
+import numpy as np
+import pandas
 import pytest
 
 import axonn_tune
@@ -56,5 +58,64 @@ def test_axes_that_only_some_strategies_have_stay_whole_numbers():
     ],
 )
 def test_numbers_that_cannot_be_are_named(call, said):
+    with pytest.raises(InputError, match=said):
+        call()
+
+
+def test_numbers_and_lists_of_tables_and_arrays_are_taken_as_plain_ones():
+    (row,) = axonn_tune.suggest("20b", np.int64(64), top_n=np.int64(1)).to_dict("records")
+    frame = pandas.DataFrame([row])
+    again = axonn_tune.predict(
+        "20b", 64, row["layout"], micro_batch=frame["micro_batch"][0], order=frame["order"][0]
+    )
+    assert again.step_seconds == pytest.approx(row["step_seconds"])
+    gpus = np.array([8, 16])
+    expected = axonn_tune.scale("tiny", [8, 16])
+    for given in (gpus, pandas.Series(gpus)):
+        assert axonn_tune.scale("tiny", given).equals(expected)
+    fixed = axonn_tune.suggest("20b", 64, strategy="megatron", fix={"tensor": gpus[0]})
+    assert set(fixed["g_tensor"]) == {8}
+    names = pandas.Series(["axonn", "zero3"])
+    assert set(axonn_tune.compare("tiny", 8, strategies=names)["strategy"]) == set(names)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (
+            lambda: axonn_tune.launch("tiny", 8, sbatch="--account=x"),
+            "launch: sbatch is '--account=x'; allowed: a list of texts",
+        ),
+        (
+            lambda: axonn_tune.compare("tiny", 8, strategies="axonn"),
+            "compare: strategies is 'axonn'; allowed: a list of texts",
+        ),
+        (
+            lambda: axonn_tune.whatif("tiny", 8, None, "inter_node.bandwidth=2x"),
+            "whatif: changes is 'inter_node.bandwidth=2x'; allowed: a list of texts",
+        ),
+        (lambda: axonn_tune.scale("tiny", 8), "gpus is 8; allowed: a list of whole numbers"),
+        (
+            lambda: axonn_tune.suggest("tiny", 8, dropout="no"),
+            "suggest: dropout is 'no'; allowed: True or False",
+        ),
+        (
+            lambda: axonn_tune.suggest("tiny", 8, recompute=["full"]),
+            r"suggest: recompute is \['full'\]; allowed: a text",
+        ),
+        (lambda: axonn_tune.plan("tiny", 8, tokens="3e9"), "plan: tokens is '3e9'; allowed: a num"),
+        (lambda: axonn_tune.predict("tiny", 8, None), "a layout is NoneType; allowed: a text"),
+        (lambda: axonn_tune.suggest(None, 8), "the model is of the type NoneType; allowed: a name"),
+        (
+            lambda: axonn_tune.suggest("tiny", 8, 5),
+            "the machine is of the type int; allowed: a name",
+        ),
+        (
+            lambda: axonn_tune.score(pandas.DataFrame()),
+            "the table is of the type DataFrame; allowed: a name or a path",
+        ),
+    ],
+)
+def test_values_of_another_kind_are_named(call, said):
     with pytest.raises(InputError, match=said):
         call()

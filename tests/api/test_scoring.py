@@ -115,6 +115,36 @@ def test_what_is_wrong_with_sizes_axes_and_options_is_said(tmp_path, old, new, m
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("8,", "8.0,"),
+        (",", ";"),
+        ("3.5\n", "3.5\n,,,,,,\n"),
+        ("\n", "\r\n"),
+        ("model", "\ufeffmodel"),
+    ],
+    ids=["whole numbers of pandas", "semicolons", "empty rows", "Windows", "byte order mark"],
+)
+def test_a_table_is_read_as_spreadsheets_and_pandas_write_it(tmp_path, old, new):
+    text = (
+        "model,engine,gpus,tp,dp,global_batch,step_seconds\nllama3-8b,megatron-core,8,8,1,64,3.5\n"
+    )
+    plain, written_otherwise = tmp_path / "plain.csv", tmp_path / "other.csv"
+    plain.write_text(text)
+    written_otherwise.write_text(text.replace(old, new), newline="")
+    expected, found = (score(table, "dgx-h100") for table in (plain, written_otherwise))
+    assert found.timed[0].run.subject == expected.timed[0].run.subject
+    assert found.mean_error == expected.mean_error
+
+
+def test_a_column_without_a_name_is_refused_with_its_cause(tmp_path):
+    table = tmp_path / "runs.csv"
+    table.write_text(",model,gpus,layout,global_batch,step_seconds\n0,llama3-8b,8,8,64,3.5\n")
+    with pytest.raises(AxonnTuneError, match=r"column 1 has no name; .* index=False"):
+        score(table, "dgx-h100")
+
+
 def test_memory_is_judged_by_what_ran_and_what_ran_out(tmp_path):
     fits = step("tensor=8")
     alone = predict(
@@ -154,6 +184,7 @@ def test_the_command_prints_groups_memory_and_every_run(tmp_path, capsys):
         assert words in text
     _, text, _ = run_cli(capsys, "score", table, "--machine", "dgx-h100", "--format", "json")
     document = json.loads(text)
+    assert document["schema_version"] == 1
     groups = {group["group"]: group for group in document["groups"]}
     of_megatron = groups["megatron-core on dgx-h100"]
     assert of_megatron["errors"]["mape"] == pytest.approx(1 - 1 / 1.1)

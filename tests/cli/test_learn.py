@@ -60,6 +60,7 @@ def test_a_profile_is_written_and_compared_with_the_one_before(capsys, tmp_path,
 
 def test_json_holds_every_factor_and_every_run(capsys, table):
     document = json.loads(learn(capsys, table, "--format", "json"))
+    assert document["schema_version"] == 1
     assert [run["measured_seconds"] for run in document["runs"]] == [11.5, 9.1, 10.6]
     told = {factor["key"]: factor["is_told"] for factor in document["factors"]}
     assert told["attention"] and not told["infiniband.bandwidth"]

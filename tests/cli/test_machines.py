@@ -34,6 +34,7 @@ def test_diff_as_json(tmp_path, capsys):
     path = profile(tmp_path / "a.yaml")
     _, out, _ = run_cli(capsys, "machines", "diff", path, path, "--format", "json")
     document = json.loads(out)
+    assert document["schema_version"] == 1
     assert not any(change["is_significant"] for change in document["changes"])
 
 
@@ -43,7 +44,9 @@ def test_expect_prints_what_nccl_tests_would(capsys):
     _, out, _ = run_cli(capsys, *expect, "--nodes", "4", *sizes)
     assert "groups of 16 ranks, stride 1" in out and "4194304" in out and "busbw" in out
     _, out, _ = run_cli(capsys, *expect, "--ranks-per-node", "1", "--format", "json")
-    first = json.loads(out)["collectives"][0]
+    document = json.loads(out)
+    assert document["schema_version"] == 1
+    first = document["collectives"][0]
     assert (first["stride"], first["size"], first["nbytes"]) == (4, 2, 1024)
 
 

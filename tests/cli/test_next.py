@@ -16,7 +16,9 @@ MEGATRON = (*JOB, "--strategy", "megatron", "--quiet")
 def proposed(capsys, *arguments):
     code, out, _ = run_cli(capsys, "next", *MEGATRON, *arguments, "--format", "json")
     assert code == 0
-    return json.loads(out)
+    document = json.loads(out)
+    assert document["schema_version"] == 1
+    return document
 
 
 # The layout that is predicted best, one that is not, and one that does not fit.

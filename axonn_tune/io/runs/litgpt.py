@@ -1,13 +1,16 @@
-"""Read the logs of LitGPT's pretraining, which times every micro-step.
+"""Read the logs of LitGPT's pretraining, which times micro-steps.
 
 A step is the sum of its micro-steps. Its number is raised by the optimizer, before the line of the
-last micro-step is printed. LitGPT prints its arguments before (utils.capture_hparams).
+last micro-step is printed. LitGPT prints its arguments before (utils.capture_hparams). Since 2024
+it logs the last micro-step of a step at most (pretrain.py at 26857050, log_iter_interval), whose
+time depends on how far the host was ahead; steps of several micro-steps then have no time.
 """
 
 from __future__ import annotations
 
 import re
 
+from axonn_tune.errors import FileError
 from axonn_tune.io.runs.logged_run import NUMBER, LoggedRun, first_count, layout_text, logged_run
 
 _MICRO_STEP = re.compile(
@@ -21,7 +24,13 @@ def is_litgpt(text: str) -> bool:
 
 
 def parse_litgpt(text: str) -> LoggedRun:
-    """Return the run; steps of which a micro-step is not in the log are left out."""
+    """Return the run; steps of which a micro-step is not in the log are left out.
+
+    Raises
+    ------
+    FileError
+        Micro-steps are missing of every step.
+    """
     devices = first_count(r"'devices': (\d+)", text)
     nodes = first_count(r"'num_nodes': (\d+)", text) or 1
     n_gpus = devices * nodes if devices else None
@@ -37,7 +46,14 @@ def parse_litgpt(text: str) -> LoggedRun:
         "seq_len": first_count(r"max_seq_length=(\d+)", text),
         "dtype": "bf16" if "'precision': 'bf16" in text else None,
     }
-    return logged_run(text, facts, _step_seconds(text))
+    steps = _step_seconds(text)
+    numbers = sorted({int(match[1]) for match in _MICRO_STEP.finditer(text)})
+    if not steps and len(numbers) > 1 and numbers[-1] - numbers[0] >= len(numbers):
+        raise FileError(
+            f"it times {len(numbers)} of {numbers[-1] - numbers[0] + 1} micro-steps, from which no "
+            "step follows; allowed: steps of one micro-step, and --train.log_interval 1"
+        )
+    return logged_run(text, facts, steps)
 
 
 def _step_seconds(text: str) -> dict[int, float]:

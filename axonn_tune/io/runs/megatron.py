@@ -2,7 +2,8 @@
 
 Megatron-LM prints all its arguments (training/arguments.py, _print_args), a line for each logged
 iteration with the mean time since the last one (training/training.py, training_log), and once the
-memory of ranks in units of 2**20 bytes (report_memory).
+memory of ranks in units of 2**20 bytes (report_memory); Megatron-Bridge in units of 10**9 bytes
+(training/utils/train_utils.py at 067f987d).
 """
 
 from __future__ import annotations
@@ -27,10 +28,18 @@ _ITERATION = re.compile(
     + r"(?:[^\n]{0,999}?global batch size:\s+(\d+))?"
 )
 _MAX_RESERVED = r"max reserved: " + NUMBER
+_MAX_RESERVED_IN_BRIDGE = r"mem-max-reserved-gigabytes: " + NUMBER
 _PADDED = r"padded vocab \(size: (\d+)\)"
 _MODULE = re.compile(r"\b[a-z]\w+")
 _NORMS = {"LayerNorm": "layer", "RMSNorm": "rms"}
 _POSITIONS = {"rope": "rotary", "learned_absolute": "learned", "none": "none"}
+# The groups beside those of data parallelism.
+_GROUPS = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+)
 _RECIPES = {"tensorwise": "fp8-current", "delayed": "fp8-delayed", "blockwise": "fp8-block"}
 # Arguments that programs with configurations in YAML print, too.
 ARGUMENTS = (
@@ -51,6 +60,7 @@ ARGUMENTS = (
     "hidden_size",
     "num_attention_heads",
     "sequence_parallel",
+    "use_distributed_optimizer",
     "transformer_impl",
 )
 
@@ -79,13 +89,17 @@ def parse_megatron(text: str) -> LoggedRun:
         "precision": _precision(arguments),
         "recompute": "none" if is_stated else None,
         "virtual_stages": virtual or (1 if pipeline > 1 else None),
+        **_switches(arguments),
         **common_facts(arguments),
+        **(_of_sharded_weights(arguments) if is_true(arguments, "use_megatron_fsdp") else {}),
     }
     return logged_run(
         text,
         facts,
         steps,
-        memory_bytes=largest(_MAX_RESERVED, text) * 2**20,
+        memory_bytes=max(
+            largest(_MAX_RESERVED, text) * 2**20, largest(_MAX_RESERVED_IN_BRIDGE, text) * 1e9
+        ),
         sizes=_sizes(arguments, first_count(_PADDED, text)),
     )
 
@@ -117,6 +131,53 @@ def common_facts(arguments: dict[str, str]) -> dict[str, object]:
         "dtype": dtype_named(arguments.get("params_dtype", "")),
         **({"recompute": recompute} if recompute else {}),
     }
+
+
+def _switches(arguments: dict[str, str]) -> dict[str, object]:
+    """Return the switches of the strategy that are stated and matter.
+
+    Megatron-LM trains with dropout, without sequence parallelism and without the distributed
+    optimizer unless it is told otherwise. DeepSpeed's configuration replaces the last of these.
+    """
+    tensor = count(arguments, "tensor_model_parallel_size") or 1
+    drops = (arguments.get(name, "0") for name in ("hidden_dropout", "attention_dropout"))
+    has_experts = count(arguments, "num_experts") is not None
+    splits_experts = has_experts and (count(arguments, "expert_tensor_parallel_size") or 1) > 1
+    return {
+        "sequence_parallel": _yes_or_no(arguments, "sequence_parallel") if tensor > 1 else None,
+        "distributed_optimizer": (
+            None
+            if is_true(arguments, "deepspeed")
+            else _yes_or_no(arguments, "use_distributed_optimizer")
+        ),
+        "split_experts": "yes" if splits_experts else None,
+        "dropout": "yes" if any(float(drop) > 0 for drop in drops) else None,
+    }
+
+
+def _of_sharded_weights(arguments: dict[str, str]) -> dict[str, object]:
+    """Return what differs under Megatron-FSDP, whose layout is known if it shards everything.
+
+    The user says the layout where other groups or copies of weights are left.
+    """
+    groups = [count(arguments, name) or 1 for name in _GROUPS]
+    is_whole = arguments.get("data_parallel_sharding_strategy") == "optim_grads_params"
+    n_gpus = count(arguments, "world_size")
+    is_known = is_whole and n_gpus is not None and max(groups) == 1
+    return {
+        "engine": "megatron-fsdp",
+        "layout": layout_text({"shard": n_gpus or 1}) if is_known else None,
+        "sequence_parallel": None,
+        "distributed_optimizer": None,
+        "virtual_stages": None,
+    }
+
+
+def _yes_or_no(arguments: dict[str, str], name: str) -> str | None:
+    """Return a switch as a table writes it, or None where it is not stated."""
+    if name not in arguments:
+        return None
+    return "yes" if is_true(arguments, name) else "no"
 
 
 def _engine(arguments: dict[str, str]) -> str:

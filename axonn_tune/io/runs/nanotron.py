@@ -78,7 +78,9 @@ def parse_nanotron(text: str) -> LoggedRun:
         facts,
         steps,
         memory_bytes=max(reserved, default=0.0),
-        sizes=_sizes(_arguments_of("LlamaConfig", printed)),
+        sizes=_sizes(
+            _arguments_of("LlamaConfig", printed) or _arguments_of("Qwen2Config", printed)
+        ),
     )
 
 
@@ -94,16 +96,17 @@ def _whole(arguments: dict[str, str], name: str) -> int | None:
 
 
 def _sizes(arguments: dict[str, str]) -> dict[str, Any]:
-    """Return the fields of nanotron's Llama."""
+    """Return the fields of nanotron's Llama or dense Qwen 2; none of a mixture of experts."""
     sizes: dict[str, Any] = {
         field: _whole(arguments, name) for field, name in _MODEL_FIELDS.items()
     }
-    if None in sizes.values():
+    if None in sizes.values() or arguments.get("moe_config", "None") != "None":
         return {}
     return sizes | {
         "gated_mlp": True,
         "norm": "rms",
         "position": "rotary",
         "bias": False,
+        "qkv_bias": arguments.get("attention_bias") == "True",
         "tied_embeddings": arguments.get("tie_word_embeddings") == "True",
     }

@@ -1,7 +1,8 @@
 """Read the logs of NeMo: lines or a progress bar with ``train_step_timing in s``.
 
 NeMo logs the groups of ranks that Megatron-Core makes (utils/megatron_init or nemo_logging), and
-NeMo 1 prints its configuration as YAML.
+NeMo 1 prints its configuration as YAML. With `log_memory_usage`, NeMo 2 adds bytes to the line of a
+step (lightning/pytorch/strategies/megatron_strategy.py at 8cfedd72).
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import re
 
 from axonn_tune.io.runs.arguments import count, yaml_arguments
-from axonn_tune.io.runs.logged_run import NUMBER, LoggedRun, first_count, logged_run
+from axonn_tune.io.runs.logged_run import NUMBER, LoggedRun, first_count, largest, logged_run
 from axonn_tune.io.runs.megatron import ARGUMENTS, common_facts, layout_of
 
 _STEP = re.compile(
     r"global_step[:=]\s*(\d+)[^\n\r]{0,999}?train_step_timing in s[:=]\s*" + NUMBER,
 )
+_MAX_RESERVED = r"max_memory_reserved[:=]\s*" + NUMBER
 _BATCH = r"global_batch_size[:=] (\d+)"
 # What NeMo 1 calls arguments of Megatron-LM.
 _OLD_NAMES = {
@@ -59,4 +61,4 @@ def parse_nemo(text: str) -> LoggedRun:
         "global_batch": count(arguments, "global_batch_size") or first_count(_BATCH, text),
         **common_facts(arguments),
     }
-    return logged_run(text, facts, steps)
+    return logged_run(text, facts, steps, memory_bytes=largest(_MAX_RESERVED, text))

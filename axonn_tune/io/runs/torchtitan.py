@@ -1,7 +1,8 @@
 """Read the logs of torchtitan.
 
 A line of a step has the tokens per second of one GPU and the peak of the memory that the allocator
-reserved (components/metrics.py). The lines before say the mesh, the batch and the model.
+reserved (components/metrics.py). The lines before say the mesh, the batch and the model. Since
+August 2026 they count tokens in place of sequences (trainer.py at b5bcd76).
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ def parse_torchtitan(text: str) -> LoggedRun:
     """Return the run; a step lasts as long as its tokens take at the rate of one GPU."""
     mesh = _mesh(text)
     n_gpus = prod(mesh.values())
-    batch = first_count(r"global batch size (\d+)", text)
-    seq_len = first_count(r"sequence length (\d+)", text)
-    tokens_per_gpu = (batch or 0) * (seq_len or 0) / n_gpus
+    seq_len = first_count(r"(?:sequence|maximum context) length (\d+)", text)
+    batch = _sequences(r"global batch size (\d+)", r"(\d+) tokens per train step", seq_len, text)
+    tokens = first_count(r"(\d+) tokens per train step", text) or (batch or 0) * (seq_len or 0)
+    tokens_per_gpu = tokens / n_gpus
     steps: dict[int, float] = {}
     for step, rate in _STEP.findall(text):
         tokens_per_second = float(rate.replace(",", "") or 0)
@@ -59,7 +61,7 @@ def parse_torchtitan(text: str) -> LoggedRun:
         "gpus": n_gpus if mesh else None,
         "layout": layout_text(mesh) if mesh else None,
         "global_batch": batch,
-        **_micro_batches(text, mesh.get("pipeline", 1)),
+        **_micro_batches(text, mesh.get("pipeline", 1), seq_len),
         "seq_len": seq_len,
         "precision": "fp8-current" if re.search(r"Float8 .*training active", text) else None,
         "recompute": _recompute(text),
@@ -81,13 +83,21 @@ def _mesh(text: str) -> dict[str, int]:
     return {_AXES[axis]: size for axis, size in named.items() if axis in _AXES and size > 0}
 
 
-def _micro_batches(text: str, n_stages: int) -> dict[str, int | None]:
+def _sequences(of_sequences: str, of_tokens: str, seq_len: int | None, text: str) -> int | None:
+    """Return a number of sequences, which the log states, or as tokens that fill whole ones."""
+    tokens = first_count(of_tokens, text)
+    if tokens is None:
+        return first_count(of_sequences, text)
+    return tokens // seq_len if seq_len and tokens % seq_len == 0 else None
+
+
+def _micro_batches(text: str, n_stages: int, seq_len: int | None) -> dict[str, int | None]:
     """Return the micro-batch, and the virtual stages of a rank of a pipeline.
 
     A pipeline cuts the local batch into micro-batches. In 2024 no line said how many, and there
     were as many as stages unless they were given (pipelining_utils.py at 9dec370).
     """
-    local_batch = first_count(r"local batch size (\d+)", text)
+    local_batch = _sequences(r"local batch size (\d+)", r"(\d+) tokens per DP rank", seq_len, text)
     if n_stages == 1 or local_batch is None:
         return {"micro_batch": local_batch}
     match = re.search(r"Using pipeline schedule \w+ with (\d+) microbatches and (\d+) stages", text)
@@ -106,9 +116,14 @@ def _engine(text: str) -> str:
     return "torchtitan-2024" if year < 2025 else "torchtitan-2025"
 
 
-def _recompute(text: str) -> str:
-    match = re.search(r"Applied (full|selective) activation checkpointing", text)
-    return match[1] if match else "none"
+def _recompute(text: str) -> str | None:
+    """Return the recomputation; None where the compiler chooses it by a budget of memory.
+
+    Since June 2026 the name of a class is printed, such as FullAC.
+    """
+    if match := re.search(r"Applied (full|selective)(?:AC)? activation checkpointing", text, re.I):
+        return match[1].lower()
+    return None if "budget option" in text else "none"
 
 
 def _sizes(text: str) -> dict[str, Any]:

@@ -160,6 +160,13 @@ def test_the_sum_of_the_micro_steps_is_a_step_of_litgpt():
     assert run.step_seconds == pytest.approx([0.28156, 0.33575, 0.25828])
 
 
+def test_steps_of_which_litgpt_logs_the_last_micro_step_only_have_no_time(log):
+    lines = (LOGS / "litgpt.log").read_text().splitlines()
+    last_ones = [line for line in lines if not line.startswith("Epoch") or "(step)" in line]
+    with pytest.raises(FileError, match="times 4 of 7 micro-steps, from which no step follows"):
+        read_runs(log("\n".join(last_ones)))
+
+
 def test_a_step_of_torchtitan_is_as_long_as_between_its_time_stamps():
     (run,) = read_runs(LOGS / "torchtitan.log")
     assert run.step_seconds[1:] == pytest.approx([0.055, 0.046, 0.047], abs=1e-3)
@@ -207,6 +214,44 @@ def test_a_pipeline_of_torchtitan_cuts_the_local_batch(log, schedule, micro_batc
     assert (row["micro_batch"], row.get("virtual_stages")) == (micro_batch, n_virtual)
 
 
+def of_2026(tokens_per_rank, tokens_per_step, context=2048):
+    """Return the log of torchtitan with the lines of August 2026, which count tokens."""
+    text = (LOGS / "torchtitan.log").read_text()
+    old = re.search(r"local batch size 8, .*sequence length 2048", text)
+    new = (
+        f"{tokens_per_rank} tokens per DP rank, {tokens_per_step} tokens per train step, "
+        f"gradient accumulation steps 1, maximum context length {context}"
+    )
+    return text.replace(old[0], new).replace("Applied selective", "Applied SelectiveAC")
+
+
+def test_the_tokens_of_torchtitan_are_sequences(log):
+    assert row_of(log(of_2026(8 * 2048, 64 * 2048), "torchtitan.log")) == row_of(
+        LOGS / "torchtitan.log"
+    )
+
+
+def test_tokens_that_fill_no_whole_sequences_are_no_batch(log):
+    (run,) = read_runs(log(of_2026(8 * 2048, 64 * 2048, context=3000)))
+    assert not {"global_batch", "micro_batch"} & set(run.facts)
+    assert run.step_seconds[1:] == pytest.approx([0.055, 0.046, 0.047], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("Applied full activation checkpointing to the model", "full"),
+        ("Applied FullAC activation checkpointing to the model", "full"),
+        ("Selected 0.5 budget option", None),
+        ("", "none"),
+    ],
+)
+def test_the_recomputation_of_torchtitan_is_read_in_old_and_new_words(log, line, said):
+    text = (LOGS / "torchtitan.log").read_text()
+    changed = text.replace("Applied selective activation checkpointing to the model", line)
+    assert row_of(log(changed)).get("recompute") == said
+
+
 def test_the_batch_that_grows_counts_at_its_last_size(log):
     text = (LOGS / "megatron.log").read_text()
     early, late = text.replace("size:   128", "size:    64"), text.replace("/    5000", "/   5000")
@@ -248,6 +293,76 @@ def test_arguments_of_megatron_are_facts(log, changed, column, said):
     assert row_of(log("\n".join([*added, *kept])))[column] == said
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, {}),
+        ({"use_distributed_optimizer": "False"}, {"distributed_optimizer": "no"}),
+        ({"use_distributed_optimizer": "True"}, {"distributed_optimizer": "yes"}),
+        ({"use_distributed_optimizer": "False", "deepspeed": "True"}, {}),
+        ({"tensor_model_parallel_size": "2"}, {"sequence_parallel": "no"}),
+        (
+            {"tensor_model_parallel_size": "2", "sequence_parallel": "True"},
+            {"sequence_parallel": "yes"},
+        ),
+        ({"num_experts": "8", "expert_tensor_parallel_size": "2"}, {"split_experts": "yes"}),
+        ({"num_experts": "8", "expert_tensor_parallel_size": "1"}, {}),
+        ({"expert_tensor_parallel_size": "2"}, {}),
+        ({"hidden_dropout": "0.1", "attention_dropout": "0.1"}, {"dropout": "yes"}),
+        ({"hidden_dropout": "0.0", "attention_dropout": "0.0"}, {}),
+    ],
+)
+def test_switches_of_megatron_are_facts_where_they_matter(log, changed, said):
+    lines = (LOGS / "megatron.log").read_text().splitlines()
+    kept = [line for line in lines if not any(f"  {name} ." in line for name in changed)]
+    added = [f"  {name} ".ljust(50, ".") + f" {value}" for name, value in changed.items()]
+    row = row_of(log("\n".join([*added, *kept])), {"model": "llama2-7b"})
+    switches = ("sequence_parallel", "distributed_optimizer", "split_experts", "dropout")
+    assert {name: row[name] for name in switches if name in row} == said
+
+
+@pytest.mark.parametrize(
+    ("changed", "layout"),
+    [
+        ({"pipeline_model_parallel_size": "1"}, "shard=8"),
+        ({"pipeline_model_parallel_size": "1", "context_parallel_size": "2"}, None),
+        (
+            {"pipeline_model_parallel_size": "1", "data_parallel_sharding_strategy": "no_shard"},
+            None,
+        ),
+    ],
+)
+def test_megatron_fsdp_shards_over_all_ranks_or_asks_for_the_layout(log, changed, layout):
+    changed = {
+        "use_megatron_fsdp": "True",
+        "use_distributed_optimizer": "True",
+        "data_parallel_sharding_strategy": "optim_grads_params",
+        **changed,
+    }
+    lines = (LOGS / "megatron.log").read_text().splitlines()
+    kept = [line for line in lines if not any(f"  {name} ." in line for name in changed)]
+    added = [f"  {name} ".ljust(50, ".") + f" {value}" for name, value in changed.items()]
+    (run,) = read_runs(log("\n".join([*added, *kept])))
+    assert run.facts["engine"] == "megatron-fsdp" and run.facts.get("layout") == layout
+    assert not {"distributed_optimizer", "virtual_stages"} & set(run.facts)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_known"),
+    [
+        ("LlamaConfig(", "Qwen2Config(", True),
+        ("LlamaConfig(", "Qwen2Config(attention_bias=True, ", True),
+        ("vocab_size=", "moe_config=MoEConfig(num_experts=8), vocab_size=", False),
+    ],
+)
+def test_the_model_of_nanotron_is_a_llama_or_a_dense_qwen(log, old, new, is_known):
+    text = (LOGS / "nanotron.log").read_text()
+    assert old in text
+    (plain,), (run,) = read_runs(LOGS / "nanotron.log"), read_runs(log(text.replace(old, new)))
+    sizes = {**plain.sizes, "qkv_bias": "attention_bias=True" in new}
+    assert run.sizes == (sizes if is_known else {})
+
+
 def test_the_groups_of_nemo_are_axes(log):
     groups = "All tensor model parallel group ranks: [[0, 1], [2, 3], [4, 5], [6, 7]]"
     pipeline = "All pipeline model parallel group ranks: [[0, 4], [1, 5], [2, 6], [3, 7]]"
@@ -257,6 +372,21 @@ def test_the_groups_of_nemo_are_axes(log):
     ]
     row = row_of(log("\n".join([groups, pipeline, *steps])), {"model": "tiny", "global_batch": "8"})
     assert row["layout"] == "tensor=2,data=2,pipeline=2" and row["gpus"] == "8"
+
+
+def test_the_memory_of_nemo_2_and_of_megatron_bridge_is_read(log):
+    nemo = (LOGS / "nemo.log").read_text()
+    with_memory = nemo.replace(" | val_loss", " | max_memory_reserved: 21474836480 | val_loss")
+    assert row_of(log(with_memory), {"model": "tiny"})["memory_gib"] == "20"
+    megatron = (LOGS / "megatron.log").read_text()
+    bridge = re.sub(
+        r"\[Rank 4\][^\n]*",
+        "[Rank 0] (after 2 iterations) memory (GB) | mem-max-allocated-gigabytes: 30.1 | "
+        "mem-max-reserved-gigabytes: 32.212",
+        megatron,
+    )
+    (run,) = read_runs(log(bridge))
+    assert run.memory_bytes == pytest.approx(32.212e9)
 
 
 def test_what_nemo_1_calls_otherwise_is_read(log):
