@@ -8,7 +8,8 @@ from typing import Any
 
 from axonn_tune.errors import FileError, InputError
 from axonn_tune.io.files import read_text
-from axonn_tune.io.hf.architectures import ARCHITECTURES, FLAG_FIELDS, OLD_KEYS, Architecture
+from axonn_tune.io.hf.architectures import ARCHITECTURES, FLAG_FIELDS, OTHER_KEYS, Architecture
+from axonn_tune.io.hf.hybrids import layers_beyond_attention
 from axonn_tune.io.json_files import parse_json
 from axonn_tune.spec.blocks import Experts, LatentAttention
 from axonn_tune.spec.checks import LARGEST_COUNT, LONGEST_NAME, is_name
@@ -51,11 +52,11 @@ def model_from_hf(config: Mapping[str, Any], origin: str) -> Model:
         The architecture is not supported, or keys are missing or wrong; the message has all of
         them.
     """
-    kind = config.get("model_type")
-    architecture = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
-    if architecture is None:
-        raise InputError(f"{origin}: {_unsupported(kind)}")
-    full = _completed(config, str(kind), architecture)
+    kind = _kind(config)
+    if kind not in ARCHITECTURES:
+        raise InputError(f"{origin}: {_unsupported(config)}")
+    architecture = ARCHITECTURES[kind]
+    full = _completed(config, kind, architecture)
     problems = _problems(full, architecture)
     name = _name(config, origin)
     if not is_name(name):
@@ -77,9 +78,27 @@ def model_from_hf(config: Mapping[str, Any], origin: str) -> Model:
         raise InputError(f"{origin}: {error}") from None
 
 
-def _unsupported(kind: object) -> str:
+def _kind(config: Mapping[str, Any]) -> str:
+    """Return the architecture of a config, or that of its part for text."""
+    kinds = [str(part.get("model_type")) for part in (config, _text_part(config))]
+    return next((kind for kind in kinds if kind in ARCHITECTURES), kinds[0])
+
+
+def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config that describes the model for text."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config
+
+
+def _unsupported(config: Mapping[str, Any]) -> str:
     """Say why a config cannot be read, and what its user can do."""
+    kind = config.get("model_type")
     problem = f"model_type {kind!r} is not supported" if kind else "there is no model_type"
+    if layers := layers_beyond_attention(_text_part(config)):
+        return (
+            f"{problem}: it has {layers}, which no model here can describe; allowed: a decoder "
+            "whose layers have softmax attention and an MLP or experts"
+        )
     return (
         f"{problem}; supported: {', '.join(ARCHITECTURES)}; `axonn-tune models template` writes "
         "a YAML file for another decoder, dense or with experts"
@@ -88,13 +107,22 @@ def _unsupported(kind: object) -> str:
 
 def _completed(config: Mapping[str, Any], kind: str, architecture: Architecture) -> dict[str, Any]:
     """Return the part of a config for text, with its keys of today and transformers' defaults."""
-    nested = config.get("text_config")
-    config = nested if isinstance(nested, dict) else config
-    renamed = {OLD_KEYS.get(kind, {}).get(key, key): value for key, value in config.items()}
+    config = _text_part(config)
+    names = OTHER_KEYS.get(kind, {})
+    counts = {*architecture.counts.values(), *architecture.optional_counts.values()}
+    renamed = {names.get(key, key): value for key, value in config.items()}
+    renamed |= {key: _one_of_equals(renamed[key]) for key in counts & renamed.keys()}
     given = {key: value for key, value in renamed.items() if value is not None}
     nulls = {key: 0 for key in architecture.numbers if key in renamed and renamed[key] is None}
     defaults = {**architecture.defaults, **architecture.numbers, **architecture.periods}
     return {**defaults, **architecture.flags, **given, **nulls}
+
+
+def _one_of_equals(value: object) -> object:
+    """Return the number that a list states for each layer, if it states the same for all."""
+    if isinstance(value, list) and value and all(item == value[0] for item in value):
+        return value[0]
+    return value
 
 
 def _problems(full: Mapping[str, Any], architecture: Architecture) -> list[str]:
@@ -180,5 +208,9 @@ def _not_modelled(config: Mapping[str, Any]) -> Iterator[str]:
         yield "soft caps of logits"
     if config.get("alibi"):
         yield "ALiBi"
+    if config.get("attention_out_bias"):
+        yield "the bias of attention's last product"
     if "vision_config" in config:
         yield "images"
+    if "audio_config" in config:
+        yield "sounds"
