@@ -544,7 +544,15 @@ ARCHITECTURES = {
         fixed=_UNBIASED | {"qk_norm": "all"},
         defaults={"num_local_experts": 256, "num_experts_per_tok": 8}
         | {"num_key_value_heads": 8, "head_dim": 128},
+        derived=(rules.minimax_modules,),
     ),
+}
+# The parts for text of models for images and text.
+ARCHITECTURES |= {
+    "qwen2_5_vl": ARCHITECTURES["qwen2"],
+    "qwen2_5_vl_text": ARCHITECTURES["qwen2"],
+    "qwen3_vl_text": ARCHITECTURES["qwen3"],
+    "qwen3_vl_moe_text": replace(ARCHITECTURES["qwen3_moe"], defaults={}),
 }
 # The field of Model for flags of configs; other flags serve `derived`.
 FLAG_FIELDS = {
@@ -565,6 +573,7 @@ OTHER_KEYS = {
         "n_head_kv": "num_kv_heads",
     },
     "qwen3_moe": {"num_local_experts": "num_experts"},
+    "qwen3_vl_moe_text": {"num_local_experts": "num_experts"},
     "ernie4_5_moe": {
         "moe_num_experts": "n_routed_experts",
         "moe_k": "num_experts_per_tok",

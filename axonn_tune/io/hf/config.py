@@ -96,7 +96,7 @@ def _unsupported(config: Mapping[str, Any]) -> str:
     problem = f"model_type {kind!r} is not supported" if kind else "there is no model_type"
     if layers := layers_beyond_attention(_text_part(config)):
         return (
-            f"{problem}: it has {layers}, which no model here can describe; allowed: a decoder "
+            f"{problem}: its architecture has {layers}, which are not modelled; allowed: a decoder "
             "whose layers have softmax attention and an MLP or experts"
         )
     return (
@@ -107,7 +107,9 @@ def _unsupported(config: Mapping[str, Any]) -> str:
 
 def _completed(config: Mapping[str, Any], kind: str, architecture: Architecture) -> dict[str, Any]:
     """Return the part of a config for text, with its keys of today and transformers' defaults."""
-    config = _text_part(config)
+    # transformers 5 ties the embeddings of a model for images and text by the flag of the whole.
+    tied = {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
+    config = {**_text_part(config), **tied}
     names = OTHER_KEYS.get(kind, {})
     counts = {*architecture.counts.values(), *architecture.optional_counts.values()}
     renamed = {names.get(key, key): value for key, value in config.items()}
@@ -152,7 +154,8 @@ def _problems(full: Mapping[str, Any], architecture: Architecture) -> list[str]:
         problems.append(
             f"{keys['n_layers']} is {counts['n_layers']}; allowed: at most {MOST_LAYERS}"
         )
-    if not problems and "head_dim" not in counts and counts["hidden_size"] % counts["n_heads"]:
+    states_heads = bool(counts.keys() & {"head_dim", "latent_attention.kv_rank"})
+    if not problems and not states_heads and counts["hidden_size"] % counts["n_heads"]:
         problems.append(
             f"{keys['hidden_size']} is {counts['hidden_size']}; allowed: a multiple of "
             f"{keys['n_heads']} ({counts['n_heads']})"

@@ -139,6 +139,12 @@ def multi_token_prediction(config: Config) -> Fields:
     return {"mtp_modules": config["num_nextn_predict_layers"]}
 
 
+def minimax_modules(config: Config) -> Fields:
+    """Return that modules of multi-token prediction, of unpublished layers, are left out."""
+    has_modules = bool(config.get("use_mtp"))
+    return {"not_modelled": ("the modules of multi-token prediction",) if has_modules else ()}
+
+
 def head_norms(config: Config) -> Fields:
     """Return which norms queries and keys have, if they are switched on."""
     return {"qk_norm": "head" if config["use_qk_norm"] else ""}
