@@ -76,6 +76,7 @@ QWEN3_MOE = sizes("qwen3_moe", 2048, 48, 32, 4, 6144, 151936, head_dim=128) | {
         (DOTS1, 142_774_373_888),
         (sizes("ernie4_5", 1024, 18, 16, 2, 3072, 103424), 360_748_032),
         (ERNIE, 21_825_436_160),
+        (sizes("exaone", 4096, 32, 32, 8, 14336, 102400), 7_818_448_896),
         (EXAONE4, 32_003_216_384),
         (K_EXAONE, 236_571_150_336),
         (sizes("flex_olmo", 4096, 32, 32, 32, 11008, 100352), 33_270_665_216),
@@ -114,6 +115,12 @@ def test_parameters_are_those_that_transformers_builds(config: dict[str, Any], b
 )
 def test_keys_that_change_the_layers_are_read(config: dict[str, Any], built: int) -> None:
     assert model_from_hf(config, "x").parameters == built
+
+
+def test_the_maker_of_exaone_names_the_layers_otherwise() -> None:
+    config = sizes("exaone", 4096, 32, 32, 8, 14336, 102400)
+    config["num_layers"] = config.pop("num_hidden_layers")
+    assert model_from_hf(config, "x").parameters == 7_818_448_896
 
 
 def test_transformers_5_names_the_experts_of_qwen3_otherwise() -> None:
@@ -259,6 +266,7 @@ def test_the_flag_of_the_whole_ties_the_embeddings(
         ("kimi_linear", {"linear_attn_config": {}}, "layers of linear attention"),
         ("minimax", {"linear_attn_alpha_factor": 1}, "layers of linear attention"),
         ("minimax_m1", {"layernorm_linear_attention_alpha": 3.5}, "layers of linear attention"),
+        ("ling", {"num_kv_heads_for_linear_attn": 32}, "layers of linear attention"),
         ("nemotron_h", {"mamba_num_heads": 128}, r"state-space layers \(Mamba\)"),
         ("granitemoehybrid", {"mamba_d_conv": 4}, r"state-space layers \(Mamba\)"),
         ("falcon_h1", {"mamba_d_conv": 4}, r"state-space layers \(Mamba\)"),

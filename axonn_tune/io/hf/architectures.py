@@ -23,7 +23,8 @@ class Architecture:
     Parameters
     ----------
     counts, optional_counts : mapping of str to str
-        The key of the config for each field that holds a whole number from 1 on.
+        The key of the config for each field that holds a whole number from 1 on; a list of equal
+        numbers, one for each layer, stands for the number.
     flags : mapping of str to bool
         The keys of the config that hold flags, with their defaults in transformers.
     fixed : mapping
@@ -421,6 +422,7 @@ ARCHITECTURES = {
         derived=(rules.window_but_in_every_fourth_layer,),
         not_modelled=(_NOT_ROTATED,),
     ),
+    "exaone": _LLAMA,
     "gemma": Architecture(
         counts=_COUNTS,
         optional_counts=_KV_HEADS | _HEAD_DIM,
@@ -572,6 +574,7 @@ OTHER_KEYS = {
         "n_head": "num_attention_heads",
         "n_head_kv": "num_kv_heads",
     },
+    "exaone": {"num_layers": "num_hidden_layers"},
     "qwen3_moe": {"num_local_experts": "num_experts"},
     "qwen3_vl_moe_text": {"num_local_experts": "num_experts"},
     "ernie4_5_moe": {

@@ -10,7 +10,7 @@ _MAMBA = "state-space layers (Mamba)"
 _CONVOLUTION = "layers of short convolutions"
 _RECURRENT = "recurrent layers"
 # Keys that only models with such layers have, in transformers 5.24.0 and in the makers' own code
-# (MiniMax-01, Kimi Linear, Nemotron-H).
+# (MiniMax-01, Kimi Linear, Ling 2.5, Nemotron-H).
 _KEYS = {
     "mamba_d_conv": _MAMBA,
     "mamba_num_heads": _MAMBA,
@@ -19,6 +19,7 @@ _KEYS = {
     "conv_L_cache": _CONVOLUTION,
     "lru_width": _RECURRENT,
     "linear_attn_config": _LINEAR,
+    "num_kv_heads_for_linear_attn": _LINEAR,
     "linear_conv_kernel_dim": _LINEAR,
     "layernorm_linear_attention_alpha": _LINEAR,
     "linear_attn_alpha_factor": _LINEAR,
