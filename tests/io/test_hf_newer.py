@@ -137,7 +137,7 @@ def test_transformers_5_names_the_experts_of_qwen3_otherwise() -> None:
         (OLMO3_32B, 4096, 4, ""),
         (OLMO3_32B | {"layer_types": ["sliding_attention"] * 64}, 4096, 0, ""),
         (EXAONE4, 4096, 4, "positions"),
-        (EXAONE4 | {"sliding_window": None}, 0, 0, "positions"),
+        (EXAONE4 | {"sliding_window": None}, 0, 0, ""),
         (EXAONE4 | {"sliding_window_pattern": "LLLG"}, 4096, 4, "positions"),
         (COMMAND_R7B, 4096, 4, "means that norms subtract, the layers without positions"),
         (COMMAND_R7B | {"sliding_window_pattern": 2}, 4096, 2, "positions"),

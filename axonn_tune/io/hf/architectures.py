@@ -100,7 +100,6 @@ _FURTHER_TOKENS = {"num_nextn_predict_layers": 0}
 _UNGROUPED = {"n_group": 1, "topk_group": 1}
 _FIRST_DENSE = {"n_shared_experts": 1, "first_k_dense_replace": 1} | _UNGROUPED | _FURTHER_TOKENS
 # What some models have beside the layers of others.
-_NOT_ROTATED = "the layers without positions (they are rotated as the others are)"
 _SCALED = "the factors of embeddings and of what a layer adds"
 _SPARSE = "sparse attention and its indexer (it sees all earlier tokens)"
 # Cohere's norms have gains and no shifts: the weights of RMS norms.
@@ -403,7 +402,7 @@ ARCHITECTURES = {
         numbers={"sliding_window": 4096},
         periods={"sliding_window_pattern": 4},
         derived=(rules.window_with_period,),
-        not_modelled=(_NO_SHIFT, _NOT_ROTATED),
+        not_modelled=(_NO_SHIFT, rules.NOT_ROTATED),
     ),
     "ernie4_5": Architecture(
         counts=_COUNTS,
@@ -419,8 +418,7 @@ ARCHITECTURES = {
         fixed=_UNBIASED | {"qk_norm": "head"},
         defaults={"num_key_value_heads": 32},
         numbers={"sliding_window": 4096},
-        derived=(rules.window_but_in_every_fourth_layer,),
-        not_modelled=(_NOT_ROTATED,),
+        derived=(rules.window_but_in_every_fourth_layer, rules.exaone_positions),
     ),
     "exaone": _LLAMA,
     "gemma": Architecture(
@@ -457,7 +455,7 @@ ARCHITECTURES = {
         defaults={"num_key_value_heads": 4},
         numbers={"sliding_window": 0},
         derived=(rules.qwen_moe_window,),
-        not_modelled=(_NOT_ROTATED,),
+        not_modelled=(rules.NOT_ROTATED,),
     ),
     "starcoder2": Architecture(
         counts=_COUNTS,
@@ -504,9 +502,9 @@ ARCHITECTURES = {
         derived=(
             rules.deepseek_experts,
             rules.window_but_in_every_fourth_layer,
+            rules.exaone_positions,
             rules.multi_token_prediction,
         ),
-        not_modelled=(_NOT_ROTATED,),
     ),
     "flex_olmo": replace(_OLMOE, defaults={"num_experts": 7, "num_experts_per_tok": 5}),
     "glm4_moe_lite": replace(

@@ -14,6 +14,8 @@ from axonn_tune.io.hf.layers import expert_fields, listed_kinds, listed_layers, 
 Config: TypeAlias = Mapping[str, Any]
 Fields: TypeAlias = dict[str, Any]
 
+NOT_ROTATED = "the layers without positions (they are rotated as the others are)"
+
 
 def falcon(config: Config) -> Fields:
     """Return what follows from the switches of a Falcon config."""
@@ -137,6 +139,11 @@ def deepseek_queries(config: Config) -> Fields:
 def multi_token_prediction(config: Config) -> Fields:
     """Return the number of modules that predict further tokens."""
     return {"mtp_modules": config["num_nextn_predict_layers"]}
+
+
+def exaone_positions(config: Config) -> Fields:
+    """Return that layers without a window have no positions, in models where others have one."""
+    return {"not_modelled": (NOT_ROTATED,) if config["sliding_window"] else ()}
 
 
 def minimax_modules(config: Config) -> Fields:
