@@ -152,7 +152,13 @@ def test_transformers_5_names_the_experts_of_qwen3_otherwise() -> None:
         (GLM5, 0, 0, "sparse attention and its indexer"),
         (GRANITE_3B | {"num_experts_per_tok": 8}, 0, 0, "factors of embeddings"),
         (APERTUS_8B, 0, 0, "scalars of each activation"),
+        (sizes("seed_oss", 64, 2, 4, 4, 96, 256), 0, 0, ""),
         (sizes("seed_oss", 64, 2, 4, 4, 96, 256, attention_out_bias=True), 0, 0, "last product"),
+        (OLMO3_32B | {"attention_bias": True}, 4096, 4, "the bias of attention's last product"),
+        (sizes("gpt_neox", 64, 2, 4, 4, 96, 256), 0, 0, ""),
+        (GLM45, 0, 0, ""),
+        (GLM47_FLASH | {"attention_bias": True}, 0, 0, ""),
+        (sizes("llama", 64, 2, 4, 4, 96, 256, attention_bias=True, mlp_bias=True), 0, 0, ""),
     ],
 )
 def test_windows_and_what_is_left_out(

@@ -8,7 +8,13 @@ from typing import Any
 
 from axonn_tune.errors import FileError, InputError
 from axonn_tune.io.files import read_text
-from axonn_tune.io.hf.architectures import ARCHITECTURES, FLAG_FIELDS, OTHER_KEYS, Architecture
+from axonn_tune.io.hf.architectures import (
+    ARCHITECTURES,
+    FLAG_FIELDS,
+    OTHER_KEYS,
+    WITHOUT_OUTPUT_BIAS,
+    Architecture,
+)
 from axonn_tune.io.hf.hybrids import layers_beyond_attention
 from axonn_tune.io.json_files import parse_json
 from axonn_tune.spec.blocks import Experts, LatentAttention
@@ -66,6 +72,8 @@ def model_from_hf(config: Mapping[str, Any], origin: str) -> Model:
     try:
         fields = _fields(full, architecture)
         left_out = [*fields.pop("not_modelled"), *_not_modelled({**config, **full})]
+        if _adds_bias_to_output(full, kind, fields):
+            left_out.append("the bias of attention's last product")
         is_learned = fields.get("position") == "learned"
         return Model(
             name=name,
@@ -205,14 +213,20 @@ def _name(config: Mapping[str, Any], origin: str) -> str:
     return path.stem if path.suffix == ".json" else path.name
 
 
+def _adds_bias_to_output(full: Mapping[str, Any], kind: str, fields: Mapping[str, Any]) -> bool:
+    """Return whether attention's last product has a bias that no field of a model can state."""
+    if fields.get("bias", True) or "latent_attention" in fields:
+        return False
+    follows = full.get("attention_bias", False) and kind not in WITHOUT_OUTPUT_BIAS
+    return bool(follows or full.get("attention_out_bias", False))
+
+
 def _not_modelled(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a config has and predictions leave out."""
     if any(config.get(f"{logits}_logit_softcapping") for logits in ("attn", "final")):
         yield "soft caps of logits"
     if config.get("alibi"):
         yield "ALiBi"
-    if config.get("attention_out_bias"):
-        yield "the bias of attention's last product"
     if "vision_config" in config:
         yield "images"
     if "audio_config" in config:
