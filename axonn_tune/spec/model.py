@@ -73,7 +73,8 @@ class Model:
     n_kv_heads
         Number of heads of keys and values; 0 stands for `n_heads`.
     head_dim
-        Number of features of a head; 0 stands for ``hidden_size / n_heads``.
+        Number of features of a head; 0 stands for ``hidden_size / n_heads``. Latent attention has
+        its own sizes.
     ffn_hidden_size
         Number of inner features of the MLP; 0 stands for ``4 * hidden_size``.
     gated_mlp
@@ -165,7 +166,8 @@ class Model:
         require_name("model", self.name)
         for name in ("n_layers", "hidden_size", "n_heads", "vocab_size", "seq_len"):
             require_count(owner, name, getattr(self, name))
-        if not self.head_dim and self.hidden_size % self.n_heads:
+        needs_head_dim = not self.head_dim and self.latent_attention is None
+        if needs_head_dim and self.hidden_size % self.n_heads:
             raise InputError(
                 f"{owner}: hidden_size is {self.hidden_size}; allowed: a multiple of n_heads "
                 f"({self.n_heads}), or give head_dim"

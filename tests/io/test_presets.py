@@ -49,6 +49,7 @@ MODERN = {
         "qwen2.5-72b",
     ),
     *("qwen3-8b", "qwen3-32b", "qwen3-30b-a3b", "qwen3-235b-a22b"),
+    *("apertus-8b", "apertus-70b", "glm-4.5", "minimax-m2"),
 }
 # The name of an AxoNN model is rounded: 42 layers of 12288 are 76.8e9, called 80B.
 NOMINAL = {f"gpt-{size}b": size * 1e9 for size in (5, 10, 20, 40, 60, 80, 160, 320, 640)}

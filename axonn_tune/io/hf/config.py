@@ -8,7 +8,14 @@ from typing import Any
 
 from axonn_tune.errors import FileError, InputError
 from axonn_tune.io.files import read_text
-from axonn_tune.io.hf.architectures import ARCHITECTURES, FLAG_FIELDS, OLD_KEYS, Architecture
+from axonn_tune.io.hf.architectures import (
+    ARCHITECTURES,
+    FLAG_FIELDS,
+    OTHER_KEYS,
+    WITHOUT_OUTPUT_BIAS,
+    Architecture,
+)
+from axonn_tune.io.hf.hybrids import layers_beyond_attention
 from axonn_tune.io.json_files import parse_json
 from axonn_tune.spec.blocks import Experts, LatentAttention
 from axonn_tune.spec.checks import LARGEST_COUNT, LONGEST_NAME, is_name
@@ -51,11 +58,11 @@ def model_from_hf(config: Mapping[str, Any], origin: str) -> Model:
         The architecture is not supported, or keys are missing or wrong; the message has all of
         them.
     """
-    kind = config.get("model_type")
-    architecture = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
-    if architecture is None:
-        raise InputError(f"{origin}: {_unsupported(kind)}")
-    full = _completed(config, str(kind), architecture)
+    kind = _kind(config)
+    if kind not in ARCHITECTURES:
+        raise InputError(f"{origin}: {_unsupported(config)}")
+    architecture = ARCHITECTURES[kind]
+    full = _completed(config, kind, architecture)
     problems = _problems(full, architecture)
     name = _name(config, origin)
     if not is_name(name):
@@ -65,6 +72,8 @@ def model_from_hf(config: Mapping[str, Any], origin: str) -> Model:
     try:
         fields = _fields(full, architecture)
         left_out = [*fields.pop("not_modelled"), *_not_modelled({**config, **full})]
+        if _adds_bias_to_output(full, kind, fields):
+            left_out.append("the bias of attention's last product")
         is_learned = fields.get("position") == "learned"
         return Model(
             name=name,
@@ -77,9 +86,27 @@ def model_from_hf(config: Mapping[str, Any], origin: str) -> Model:
         raise InputError(f"{origin}: {error}") from None
 
 
-def _unsupported(kind: object) -> str:
+def _kind(config: Mapping[str, Any]) -> str:
+    """Return the architecture of a config, or that of its part for text."""
+    kinds = [str(part.get("model_type")) for part in (config, _text_part(config))]
+    return next((kind for kind in kinds if kind in ARCHITECTURES), kinds[0])
+
+
+def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config that describes the model for text."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config
+
+
+def _unsupported(config: Mapping[str, Any]) -> str:
     """Say why a config cannot be read, and what its user can do."""
+    kind = config.get("model_type")
     problem = f"model_type {kind!r} is not supported" if kind else "there is no model_type"
+    if layers := layers_beyond_attention(_text_part(config)):
+        return (
+            f"{problem}: its architecture has {layers}, which are not modelled; allowed: a decoder "
+            "whose layers have softmax attention and an MLP or experts"
+        )
     return (
         f"{problem}; supported: {', '.join(ARCHITECTURES)}; `axonn-tune models template` writes "
         "a YAML file for another decoder, dense or with experts"
@@ -88,13 +115,24 @@ def _unsupported(kind: object) -> str:
 
 def _completed(config: Mapping[str, Any], kind: str, architecture: Architecture) -> dict[str, Any]:
     """Return the part of a config for text, with its keys of today and transformers' defaults."""
-    nested = config.get("text_config")
-    config = nested if isinstance(nested, dict) else config
-    renamed = {OLD_KEYS.get(kind, {}).get(key, key): value for key, value in config.items()}
+    # transformers 5 ties the embeddings of a model for images and text by the flag of the whole.
+    tied = {key: config[key] for key in ("tie_word_embeddings",) if config.get(key) is not None}
+    config = {**_text_part(config), **tied}
+    names = OTHER_KEYS.get(kind, {})
+    counts = {*architecture.counts.values(), *architecture.optional_counts.values()}
+    renamed = {names.get(key, key): value for key, value in config.items()}
+    renamed |= {key: _one_of_equals(renamed[key]) for key in counts & renamed.keys()}
     given = {key: value for key, value in renamed.items() if value is not None}
     nulls = {key: 0 for key in architecture.numbers if key in renamed and renamed[key] is None}
     defaults = {**architecture.defaults, **architecture.numbers, **architecture.periods}
     return {**defaults, **architecture.flags, **given, **nulls}
+
+
+def _one_of_equals(value: object) -> object:
+    """Return the number that a list states for each layer, if it states the same for all."""
+    if isinstance(value, list) and value and all(item == value[0] for item in value):
+        return value[0]
+    return value
 
 
 def _problems(full: Mapping[str, Any], architecture: Architecture) -> list[str]:
@@ -124,7 +162,8 @@ def _problems(full: Mapping[str, Any], architecture: Architecture) -> list[str]:
         problems.append(
             f"{keys['n_layers']} is {counts['n_layers']}; allowed: at most {MOST_LAYERS}"
         )
-    if not problems and "head_dim" not in counts and counts["hidden_size"] % counts["n_heads"]:
+    states_heads = bool(counts.keys() & {"head_dim", "latent_attention.kv_rank"})
+    if not problems and not states_heads and counts["hidden_size"] % counts["n_heads"]:
         problems.append(
             f"{keys['hidden_size']} is {counts['hidden_size']}; allowed: a multiple of "
             f"{keys['n_heads']} ({counts['n_heads']})"
@@ -174,6 +213,14 @@ def _name(config: Mapping[str, Any], origin: str) -> str:
     return path.stem if path.suffix == ".json" else path.name
 
 
+def _adds_bias_to_output(full: Mapping[str, Any], kind: str, fields: Mapping[str, Any]) -> bool:
+    """Return whether attention's last product has a bias that no field of a model can state."""
+    if fields.get("bias", True) or "latent_attention" in fields:
+        return False
+    follows = full.get("attention_bias", False) and kind not in WITHOUT_OUTPUT_BIAS
+    return bool(follows or full.get("attention_out_bias", False))
+
+
 def _not_modelled(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a config has and predictions leave out."""
     if any(config.get(f"{logits}_logit_softcapping") for logits in ("attn", "final")):
@@ -182,3 +229,5 @@ def _not_modelled(config: Mapping[str, Any]) -> Iterator[str]:
         yield "ALiBi"
     if "vision_config" in config:
         yield "images"
+    if "audio_config" in config:
+        yield "sounds"

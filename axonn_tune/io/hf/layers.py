@@ -41,14 +41,24 @@ def window_fields(
 
 def _listed_as_full(config: Mapping[str, Any]) -> list[bool] | None:
     """Return which layers have no window, if the config lists the kinds of its layers."""
-    kinds, n_layers = config.get("layer_types"), config["num_hidden_layers"]
+    kinds = listed_kinds(config, "layer_types")
+    return None if kinds is None else [kind == "full_attention" for kind in kinds]
+
+
+def listed_kinds(config: Mapping[str, Any], key: str) -> list[Any] | None:
+    """Return the kind of each layer, if a config lists them under a key.
+
+    Raises
+    ------
+    InputError
+        The key holds something else than one kind for each layer.
+    """
+    kinds, n_layers = config.get(key), config["num_hidden_layers"]
     if kinds is None:
         return None
     if not isinstance(kinds, list) or len(kinds) != n_layers:
-        raise InputError(
-            f"layer_types holds no list of {n_layers} kinds; allowed: one for each layer"
-        )
-    return [kind == "full_attention" for kind in kinds]
+        raise InputError(f"{key} holds no list of {n_layers} kinds; allowed: one for each layer")
+    return kinds
 
 
 def listed_layers(config: Mapping[str, Any], key: str) -> frozenset[int] | None:

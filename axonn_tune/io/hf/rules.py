@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from axonn_tune.io.hf.layers import expert_fields, listed_layers, window_fields
+from axonn_tune.errors import InputError
+from axonn_tune.io.hf.layers import expert_fields, listed_kinds, listed_layers, window_fields
 
 Config: TypeAlias = Mapping[str, Any]
 Fields: TypeAlias = dict[str, Any]
+
+NOT_ROTATED = "the layers without positions (they are rotated as the others are)"
 
 
 def falcon(config: Config) -> Fields:
@@ -39,17 +42,25 @@ def window_in_every_other_layer(config: Config) -> Fields:
     return window_fields(config, lambda layer: layer % 2 == 1)
 
 
-def gemma3_window(config: Config) -> Fields:
-    """Return the window of all layers but each sixth, or another one that the config states."""
+def window_with_period(config: Config) -> Fields:
+    """Return the window of all layers but those at the distance that the config states."""
     period = config["sliding_window_pattern"]
     return window_fields(config, lambda layer: (layer + 1) % period == 0)
 
 
+def window_but_in_every_fourth_layer(config: Config) -> Fields:
+    """Return the window of all layers but each fourth."""
+    return window_fields(config, lambda layer: (layer + 1) % 4 == 0)
+
+
+def window_in_last_layers(config: Config) -> Fields:
+    """Return the window of the layers from `max_window_layers` on."""
+    return window_fields(config, lambda layer: layer < config["max_window_layers"])
+
+
 def qwen_window(config: Config) -> Fields:
     """Return the window of the layers from `max_window_layers` on, if it is switched on."""
-    if not config["use_sliding_window"]:
-        return {}
-    return window_fields(config, lambda layer: layer < config["max_window_layers"])
+    return window_in_last_layers(config) if config["use_sliding_window"] else {}
 
 
 def qwen_moe_window(config: Config) -> Fields:
@@ -71,15 +82,53 @@ def qwen2_shared_experts(config: Config) -> Fields:
 
 
 def deepseek_experts(config: Config) -> Fields:
-    """Return the layers with experts, their groups, and the experts of every token."""
+    """Return the layers with experts, their groups, and the experts of every token.
+
+    The layers are those from `first_k_dense_replace` on, unless the config lists them.
+    """
     first, period = config["first_k_dense_replace"], config["moe_layer_freq"]
-    shared = config["n_shared_experts"] * config["moe_intermediate_size"]
+    listed = listed_kinds(config, "mlp_layer_types")
     is_grouped = config.get("topk_method") != "greedy"
-    return expert_fields(config, lambda layer: layer >= first and layer % period == 0) | {
-        "experts.shared_hidden_size": shared,
+
+    def has_experts(layer: int) -> bool:
+        if listed is not None:
+            return listed[layer] == "sparse"
+        return bool(layer >= first and layer % period == 0)
+
+    return {
+        **expert_fields(config, has_experts),
+        **shared_experts(config),
         "experts.n_groups": max(config["n_group"], 1) if is_grouped else 1,
         "experts.top_groups": max(config["topk_group"], 1) if is_grouped else 1,
     }
+
+
+def ernie_experts(config: Config) -> Fields:
+    """Return the layers with experts, every `moe_layer_interval`-th between two layers."""
+    n_layers, step = config["num_hidden_layers"], config["moe_layer_interval"]
+    last = config.get("moe_layer_end_index", -1)
+    if not isinstance(last, int) or not -1 <= last < n_layers:
+        raise InputError(
+            f"moe_layer_end_index is {str(last)[:40]!r}; allowed: a layer, or -1 for the last one"
+        )
+    between = range(config["moe_layer_start_index"], (n_layers if last == -1 else last + 1))
+    return expert_fields(config, lambda layer: layer in between and (layer + 1) % step == 0)
+
+
+def shared_experts(config: Config) -> Fields:
+    """Return the experts that every token passes through, each as large as the others."""
+    size = config["n_shared_experts"] * config["moe_intermediate_size"]
+    return {"experts.shared_hidden_size": size}
+
+
+def shared_expert_of_the_same_size(config: Config) -> Fields:
+    """Return the one expert for all tokens, which is as large as each of the others."""
+    return {"experts.shared_hidden_size": config["intermediate_size"]}
+
+
+def granite_shared_experts(config: Config) -> Fields:
+    """Return the experts that every token passes through."""
+    return {"experts.shared_hidden_size": config["shared_intermediate_size"]}
 
 
 def deepseek_queries(config: Config) -> Fields:
@@ -92,21 +141,34 @@ def multi_token_prediction(config: Config) -> Fields:
     return {"mtp_modules": config["num_nextn_predict_layers"]}
 
 
-def glm_norms(config: Config) -> Fields:
-    """Return which norms queries and keys have."""
+def exaone_positions(config: Config) -> Fields:
+    """Return that layers without a window have no positions, in models where others have one."""
+    return {"not_modelled": (NOT_ROTATED,) if config["sliding_window"] else ()}
+
+
+def minimax_modules(config: Config) -> Fields:
+    """Return that modules of multi-token prediction, of unpublished layers, are left out."""
+    has_modules = bool(config.get("use_mtp"))
+    return {"not_modelled": ("the modules of multi-token prediction",) if has_modules else ()}
+
+
+def head_norms(config: Config) -> Fields:
+    """Return which norms queries and keys have, if they are switched on."""
     return {"qk_norm": "head" if config["use_qk_norm"] else ""}
 
 
-def llama4_experts(config: Config) -> Fields:
-    """Return the layers with experts; an expert for all tokens is as large as each of the others.
+def cohere_norms(config: Config) -> Fields:
+    """Return the norms of queries and keys, whose gains differ from head to head as OLMo's do."""
+    return {"qk_norm": "all" if config["use_qk_norm"] else ""}
 
-    The layers are every `interleave_moe_layer_step`-th, unless the config lists them.
-    """
+
+def llama4_experts(config: Config) -> Fields:
+    """Return the layers with experts, every `interleave_moe_layer_step`-th unless it lists them."""
     listed = listed_layers(config, "moe_layers")
     step = config["interleave_moe_layer_step"]
     return expert_fields(
         config, lambda layer: (layer + 1) % step == 0 if listed is None else layer in listed
-    ) | {"experts.shared_hidden_size": config["intermediate_size"]}
+    )
 
 
 def llama4_attention(config: Config) -> Fields:
