@@ -26,6 +26,7 @@ from axonn_tune.cost.prices import (
     lanes,
 )
 from axonn_tune.errors import InputError
+from axonn_tune.processes import mapped
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.player import Played, play
 from axonn_tune.simulate.program import OpIndex
@@ -206,9 +207,11 @@ def _check_finite(machine: Machine, step: PlayedStep) -> None:
 def _play_chunks(evaluators: Sequence[Evaluator]) -> list[PlayedStep]:
     """Play the candidates chunk by chunk, on all machines at once."""
     collectives = _collectives(evaluators)
-    chunks = [
-        _PlayedChunk(evaluators, collectives, chunk).steps() for chunk in _chunks(evaluators[0])
-    ]
+
+    def played(chunk: slice) -> list[PlayedStep]:
+        return _PlayedChunk(evaluators, collectives, chunk).steps()
+
+    chunks = mapped(played, _chunks(evaluators[0]))
     return [reduce(PlayedStep.joined, steps) for steps in zip(*chunks, strict=True)]
 
 
