@@ -97,13 +97,13 @@ def units_visited(stride: Ints, size: Ints, unit_ranks: int) -> Array:
     return np.minimum(size, spanned).astype(np.float64)
 
 
-def _used_curves(curve_of: Ints, curves: Sequence[Curve]) -> list[tuple[Curve, np.ndarray]]:
-    """Return each curve that holds for at least one group, with the mask of its groups.
+def _used_curves(curve_of: Ints, curves: Sequence[Curve]) -> list[tuple[Curve, Ints]]:
+    """Return each curve that holds for at least one group, with the rows of its groups.
 
     `curve_of` holds the index of each group's curve, -1 where it has none, shape (P,).
     """
     used = np.flatnonzero(np.bincount(curve_of[curve_of >= 0])).tolist()
-    return [(curves[number], curve_of == number) for number in used]
+    return [(curves[number], np.flatnonzero(curve_of == number)) for number in used]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,19 +157,20 @@ class SteppedLinks:
         """
         if not self.curves:
             return np.nan
-        together = self.n_sharing * nbytes
         seconds = np.full(self.curve.shape, np.nan)
-        for curve, chosen in self._measured:
-            of_steps = curve.at(together[chosen]) * self.n_steps[chosen]
-            latency = np.minimum(self.latency_seconds[chosen], of_steps)
-            part = np.minimum(together[chosen] / curve.nbytes[0], 1.0)
-            seconds[chosen] = latency + part * (of_steps - latency)
+        for curve, rows, steps in self._measured:
+            together = steps.n_sharing * nbytes[rows]
+            of_steps = curve.at(together) * steps.n_steps
+            latency = np.minimum(steps.latency_seconds, of_steps)
+            part = np.minimum(together / curve.nbytes[0], 1.0)
+            seconds[rows] = latency + part * (of_steps - latency)
         return seconds
 
     @cached_property
-    def _measured(self) -> list[tuple[Curve, np.ndarray]]:
-        """Each curve that holds for at least one group, with the mask of its groups."""
-        return _used_curves(self.curve, self.curves)
+    def _measured(self) -> list[tuple[Curve, Ints, SteppedLinks]]:
+        """Each curve that holds for at least one group, with the rows and steps of its groups."""
+        used = _used_curves(self.curve, self.curves)
+        return [(curve, rows, self.take(rows)) for curve, rows in used]
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,8 +254,8 @@ class KindLinks:
         return sum((delay.seconds(nbytes) for delay in self.delays), start=self.ring_seconds)
 
     @cached_property
-    def measured(self) -> list[tuple[Curve, np.ndarray]]:
-        """Each measured curve that holds for at least one group, with the mask of its groups."""
+    def measured(self) -> list[tuple[Curve, Ints]]:
+        """Each measured curve that holds for at least one group, with the rows of its groups."""
         return _used_curves(self.curve, self.curves)
 
 

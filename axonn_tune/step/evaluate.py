@@ -7,7 +7,7 @@ whichever lanes their axes occupy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import pairwise
@@ -307,7 +307,7 @@ class _PlayedChunk:
 
     def _play(self, part: Part) -> list[Played]:
         """Play a part on all machines, for the candidates on the first machine first."""
-        issued = replace(part, phases=tuple(filter(self._issues, part.phases)))
+        issued = replace(part, phases=tuple(self._issued(part.phases)))
         least = _on_machines(
             self._collectives, lambda prices: prices.least_seconds(issued.phases, self._chunk)
         )
@@ -330,9 +330,19 @@ class _PlayedChunk:
             np.maximum(seconds_on, self._host_seconds(evaluator.scenario, part), out=seconds_on)
         return [Played(*on_machine) for on_machine in zip(seconds, exposed, strict=True)]
 
-    def _issues(self, phase: Phase) -> bool:
-        """Return whether a candidate of the chunk issues a phase."""
-        return isinstance(phase.repeats, int) or bool(phase.repeats[self._rows].any())
+    def _issued(self, phases: Iterable[Phase]) -> Iterator[Phase]:
+        """Yield the phases that a candidate of the chunk issues.
+
+        Where all of them repeat a phase equally often, its schedule is as simple as theirs alone.
+        """
+        for phase in phases:
+            if isinstance(phase.repeats, int):
+                yield phase
+                continue
+            repeats = phase.repeats[self._rows]
+            most = int(repeats.max())
+            if most:
+                yield replace(phase, repeats=most) if (repeats == most).all() else phase
 
     def _kernels(self, part: Part, indices: tuple[OpIndex, ...]) -> Array:
         """Return the time of kernels that run back to back, shape (M * chunk,).
