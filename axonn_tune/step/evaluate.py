@@ -49,7 +49,7 @@ from axonn_tune.step.schedules import KernelTimes, Schedules, names_of
 
 CHUNK_ROWS = 16384
 # So many candidates that issue the same phases are played sooner without those that issue others.
-OWN_ROWS = 4096
+OWN_ROWS = 2048
 T = TypeVar("T")
 
 

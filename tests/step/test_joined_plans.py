@@ -32,7 +32,7 @@ def table_of(recomputes):
     return CandidateTable.of(configurations, search_of().scenario.strategy.axes)
 
 
-@pytest.mark.parametrize("own_rows", [1, 4096])
+@pytest.mark.parametrize("own_rows", [1, 2048])
 @pytest.mark.parametrize("recomputes", [[*OF_LAYERS, "selective"], ["full", "selective"]])
 @pytest.mark.parametrize(
     "options",
