@@ -279,7 +279,7 @@ class AxisLinks:
     def take(self, rows: Ints) -> AxisLinks:
         """Return the same for the groups of these rows."""
         kinds = {kind: links.take(rows) for kind, links in self.kinds.items()}
-        return AxisLinks(self.level[rows], kinds, self.occupied_s_per_byte[:, rows])
+        return AxisLinks(self.level[rows], kinds, self.occupied_s_per_byte.take(rows, axis=1))
 
 
 def axis_links(

@@ -304,20 +304,24 @@ class CollectivePrices:
         sent: dict[tuple[str, str], Size] = {}
         for phase in phases:
             repeats = np.asarray(phase.repeats, dtype=np.float64)
+            in_phase: dict[tuple[str, str], Size] = {}
             for op in phase.operations:
                 if isinstance(op, Collective):
                     key = (op.axis, op.kind)
-                    sent[key] = sent.get(key, 0.0) + repeats * op.nbytes
-        table, rows = self._table.take(chunk), self._rows[chunk]
-        occupied = {
-            axis: self._links[axis].occupied_s_per_byte[:, table.placement] for axis, _ in sent
-        }
-        by_level = np.zeros((next(map(len, occupied.values()), 1), len(table)))
+                    in_phase[key] = in_phase.get(key, 0.0) + op.nbytes
+            for key, nbytes in in_phase.items():
+                sent[key] = sent.get(key, 0.0) + repeats * nbytes
+        rows, placement = self._rows[chunk], self._table.placement[chunk]
+        by_axis: dict[str, Size] = {}
         for (axis, kind), nbytes in sent.items():
-            if np.ndim(nbytes):
-                nbytes = np.asarray(nbytes)[rows]
-            by_level += moved_fraction(kind, table.size(axis)) * nbytes * occupied[axis]
-        return by_level.max(axis=0)
+            of_rows = np.asarray(nbytes)[rows] if np.ndim(nbytes) else nbytes
+            moved = moved_fraction(kind, self._table.placements.size(axis).astype(np.float64))
+            by_axis[axis] = by_axis.get(axis, 0.0) + moved[placement] * of_rows
+        by_level = np.zeros((1, placement.size))
+        for axis, moved_bytes in by_axis.items():
+            occupied = self._links[axis].occupied_s_per_byte
+            by_level = by_level + occupied.take(placement, axis=1) * moved_bytes
+        return np.asarray(by_level.max(axis=0))
 
     def _kind_links(self, axis: str, kind: str) -> KindLinks:
         """Return the links of a kind of collective over each sender's group of an axis."""

@@ -286,7 +286,7 @@ class _PlayedChunk:
         self._message_seconds: dict[tuple[str, str], Array] = {}
         slowdowns = [_slowdowns(evaluator.scenario.machine) for evaluator in evaluators]
         self._interference = Interference.of_machines(slowdowns, self._rows.size)
-        group_lanes = lanes(evaluators[0].links)[:, candidates.placement]
+        group_lanes = lanes(evaluators[0].links).take(candidates.placement, axis=1)
         self._lanes = np.tile(group_lanes, len(evaluators))
         self._played: dict[str, list[Played]] = {}
 
