@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from axonn_tune.cost import paper
-from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.links import PairedLinks
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.bounds import ROUNDING, contender_times, every_time
 from axonn_tune.search.candidates import (
@@ -346,10 +346,12 @@ def _played(
     scenario = search.scenario
     ordered = in_orders(parts, search.constraints.orders, taken)
     placements = ordered[0].table.placements
-    links = placement_links(scenario.machine, placements, scenario.sent_once)
+    links = PairedLinks.of(scenario.machine, placements, scenario.sent_once)
     paper_seconds = None
     if placements.axes.is_grid:
-        paper_seconds = paper.communication_seconds(scenario.model, scenario.job, placements, links)
+        paper_seconds = paper.communication_seconds(
+            scenario.model, scenario.job, placements, links.placed
+        )
     steps = played_parts(scenario, planned, ordered, links)
     return _ranking_of_all(search, ordered, steps, rejected, n_evaluated, paper_seconds)
 
