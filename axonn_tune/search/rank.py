@@ -34,7 +34,7 @@ from axonn_tune.search.parts import (
 from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import N_ROWS, Uncertainty, uncertainty
 from axonn_tune.simulate.step import PlayedStep
-from axonn_tune.spec.candidates import CandidateTable, Ints, Placements, Rows
+from axonn_tune.spec.candidates import CandidateTable, Ints, Placements, Rows, distinct
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.recomputation import extent
@@ -461,8 +461,7 @@ def _without_twins(ranking: Ranking) -> Ranking:
     table = ranking.table
     seconds = _rounded(ranking.step_seconds)
     execution = [table.micro_batch, table.recompute, table.n_virtual, seconds]
-    columns = np.vstack([table.placements.sizes[:, table.placement], *execution])
-    _, first = np.unique(columns, axis=1, return_index=True)
+    first, _ = distinct(*table.placements.sizes.take(table.placement, axis=1), *execution)
     return _taken(ranking, np.sort(first))
 
 
