@@ -25,7 +25,7 @@ BELOW = {
     "cost": {"errors", "units", "spec"},
     "strategies": {"errors", "units", "spec"},
     "simulate": {"spec"},
-    "step": {"errors", "units", "spec", "cost", "simulate"},
+    "step": {"errors", "processes", "units", "spec", "cost", "simulate"},
     "search": {"errors", "processes", "units", "spec", "cost", "simulate", "step"},
     "studies": {"errors", "processes", "units", "spec", "step", "search"},
     "options": {"errors", "spec"},

@@ -17,7 +17,7 @@ finds bandwidth and latency of an axis with a given stride and size, in this ord
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
@@ -97,13 +97,13 @@ def units_visited(stride: Ints, size: Ints, unit_ranks: int) -> Array:
     return np.minimum(size, spanned).astype(np.float64)
 
 
-def _used_curves(curve_of: Ints, curves: Sequence[Curve]) -> list[tuple[Curve, np.ndarray]]:
-    """Return each curve that holds for at least one group, with the mask of its groups.
+def _used_curves(curve_of: Ints, curves: Sequence[Curve]) -> list[tuple[Curve, Ints]]:
+    """Return each curve that holds for at least one group, with the rows of its groups.
 
     `curve_of` holds the index of each group's curve, -1 where it has none, shape (P,).
     """
     used = np.flatnonzero(np.bincount(curve_of[curve_of >= 0])).tolist()
-    return [(curves[number], curve_of == number) for number in used]
+    return [(curves[number], np.flatnonzero(curve_of == number)) for number in used]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,19 +157,20 @@ class SteppedLinks:
         """
         if not self.curves:
             return np.nan
-        together = self.n_sharing * nbytes
         seconds = np.full(self.curve.shape, np.nan)
-        for curve, chosen in self._measured:
-            of_steps = curve.at(together[chosen]) * self.n_steps[chosen]
-            latency = np.minimum(self.latency_seconds[chosen], of_steps)
-            part = np.minimum(together[chosen] / curve.nbytes[0], 1.0)
-            seconds[chosen] = latency + part * (of_steps - latency)
+        for curve, rows, steps in self._measured:
+            together = steps.n_sharing * nbytes[rows]
+            of_steps = curve.at(together) * steps.n_steps
+            latency = np.minimum(steps.latency_seconds, of_steps)
+            part = np.minimum(together / curve.nbytes[0], 1.0)
+            seconds[rows] = latency + part * (of_steps - latency)
         return seconds
 
     @cached_property
-    def _measured(self) -> list[tuple[Curve, np.ndarray]]:
-        """Each curve that holds for at least one group, with the mask of its groups."""
-        return _used_curves(self.curve, self.curves)
+    def _measured(self) -> list[tuple[Curve, Ints, SteppedLinks]]:
+        """Each curve that holds for at least one group, with the rows and steps of its groups."""
+        used = _used_curves(self.curve, self.curves)
+        return [(curve, rows, self.take(rows)) for curve, rows in used]
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,8 +254,8 @@ class KindLinks:
         return sum((delay.seconds(nbytes) for delay in self.delays), start=self.ring_seconds)
 
     @cached_property
-    def measured(self) -> list[tuple[Curve, np.ndarray]]:
-        """Each measured curve that holds for at least one group, with the mask of its groups."""
+    def measured(self) -> list[tuple[Curve, Ints]]:
+        """Each measured curve that holds for at least one group, with the rows of its groups."""
         return _used_curves(self.curve, self.curves)
 
 
@@ -278,7 +279,7 @@ class AxisLinks:
     def take(self, rows: Ints) -> AxisLinks:
         """Return the same for the groups of these rows."""
         kinds = {kind: links.take(rows) for kind, links in self.kinds.items()}
-        return AxisLinks(self.level[rows], kinds, self.occupied_s_per_byte[:, rows])
+        return AxisLinks(self.level[rows], kinds, self.occupied_s_per_byte.take(rows, axis=1))
 
 
 def axis_links(
@@ -559,61 +560,81 @@ def ring_share(link: LinkLevel, kind: str, rings: Ints) -> Array:
     return bandwidth * np.minimum(counts[-1] / rings, 1.0)
 
 
+@dataclass(frozen=True, eq=False)
+class PairedLinks:
+    """The links of the groups of placements, once for each distinct pair of stride and size.
+
+    Groups with the same stride and size have the same links, whatever their axis.
+
+    placements
+        The placements, P of them.
+    of_pairs
+        Links of pairs, and by group each placement's pair. The groups to which tokens are sent once
+        get others than those of the same stride and size.
+    """
+
+    placements: Placements
+    of_pairs: Sequence[tuple[AxisLinks, Mapping[str, Ints]]]
+
+    @classmethod
+    def of(
+        cls, machine: Machine, placements: Placements, sent_once: Experts | None = None
+    ) -> PairedLinks:
+        """Return the links of placements; `sent_once` is that of `placement_links`."""
+        groups = placements.axes.groups
+        alone = [group for group in groups if sent_once is not None and group == EXPERT]
+        together = [group for group in groups if group not in alone]
+        of_pairs = []
+        for alike, experts in ((alone, sent_once), (together, None)):
+            if not alike:
+                continue
+            stride = np.concatenate([placements.stride(group) for group in alike])
+            size = np.concatenate([placements.size(group) for group in alike])
+            n_ranks = np.tile(placements.n_ranks, len(alike))
+            first, pair_of = distinct(stride, size, n_ranks)
+            links = axis_links(machine, stride[first], size[first], experts, n_ranks[first])
+            pairs = np.split(pair_of, len(alike))
+            of_pairs.append((links, dict(zip(alike, pairs, strict=True))))
+        return cls(placements, of_pairs)
+
+    @cached_property
+    def placed(self) -> dict[str, AxisLinks]:
+        """The `AxisLinks` of each group for every placement, shape (P,)."""
+        links = {
+            group: of_pairs.take(rows)
+            for of_pairs, pairs in self.of_pairs
+            for group, rows in pairs.items()
+        }
+        return {group: links[group] for group in self.placements.axes.groups}
+
+    def alike(self) -> Ints:
+        """Return a number for each placement, the same for placements with equal links.
+
+        They have one layout, and each of their groups has the same bandwidth and latency, so that
+        their steps take equally long. Of the rank orders of a layout most differ only in the
+        strides of groups that leave their node anyway.
+        """
+        layouts, number = distinct(*self.placements.sizes)
+        if layouts.size == number.size:
+            return number
+        numbers = [number]
+        for of_pairs, pairs in self.of_pairs:
+            known: dict[bytes, int] = {}
+            columns = np.vstack(_columns(of_pairs)).T
+            alike = np.array([known.setdefault(pair.tobytes(), len(known)) for pair in columns])
+            numbers += [alike[rows] for rows in pairs.values()]
+        return distinct(*numbers)[1]
+
+
 def placement_links(
     machine: Machine, placements: Placements, sent_once: Experts | None = None
 ) -> dict[str, AxisLinks]:
     """Return the `AxisLinks` of each group for every placement, shape (P,).
 
-    Groups with the same stride and size have the same links, whatever their axis, and are computed
-    once. `sent_once` holds the experts to which tokens are sent once, which changes the bandwidth
-    of the groups of experts; it is None where a copy travels to each expert.
+    `sent_once` holds the experts to which tokens are sent once, which changes the bandwidth of the
+    groups of experts; it is None where a copy travels to each expert.
     """
-    links = {
-        group: of_pairs.take(rows)
-        for of_pairs, pairs in _links_of_pairs(machine, placements, sent_once)
-        for group, rows in pairs.items()
-    }
-    return {group: links[group] for group in placements.axes.groups}
-
-
-def alike_placements(
-    machine: Machine, placements: Placements, sent_once: Experts | None = None
-) -> Ints:
-    """Return a number for each placement, the same for placements with equal links.
-
-    They have one layout, and each of their groups has the same bandwidth and latency, so that their
-    steps take equally long. Of the rank orders of a layout most differ only in the strides of
-    groups that leave their node anyway.
-    """
-    layouts, number = distinct(*placements.sizes)
-    if layouts.size == number.size:
-        return number
-    numbers = [number]
-    for of_pairs, pairs in _links_of_pairs(machine, placements, sent_once):
-        _, alike = np.unique(np.vstack(_columns(of_pairs)), axis=1, return_inverse=True)
-        numbers += [alike[rows] for rows in pairs.values()]
-    return distinct(*numbers)[1]
-
-
-def _links_of_pairs(
-    machine: Machine, placements: Placements, sent_once: Experts | None
-) -> Iterator[tuple[AxisLinks, dict[str, Ints]]]:
-    """Yield the links of distinct pairs of stride and size, and by group each placement's pair.
-
-    The groups to which tokens are sent once get others than those of the same stride and size.
-    """
-    groups = placements.axes.groups
-    alone = [group for group in groups if sent_once is not None and group == EXPERT]
-    together = [group for group in groups if group not in alone]
-    for alike, experts in ((alone, sent_once), (together, None)):
-        if not alike:
-            continue
-        stride = np.concatenate([placements.stride(group) for group in alike])
-        size = np.concatenate([placements.size(group) for group in alike])
-        n_ranks = np.tile(placements.n_ranks, len(alike))
-        first, pair_of = distinct(stride, size, n_ranks)
-        of_pairs = axis_links(machine, stride[first], size[first], experts, n_ranks[first])
-        yield of_pairs, dict(zip(alike, np.split(pair_of, len(alike)), strict=True))
+    return PairedLinks.of(machine, placements, sent_once).placed
 
 
 def _columns(links: AxisLinks | KindLinks | SteppedLinks | HopDelays) -> list[Array]:

@@ -266,7 +266,7 @@ class CollectivePrices:
         senders, self._sender_of = distinct(table.placement, table.micro_batch, table.n_virtual)
         self._senders = table.take(senders)
         self._sender_rows = self._rows[senders]
-        self._placements = self._senders.placement.tobytes()
+        self._sender_key = self._senders.placement.tobytes(), self._sender_rows.tobytes()
         self._links_of: dict[tuple[str, str], KindLinks] = {}
         self._seconds: dict[tuple[str, str], Array] = {}
         self._known = {} if known is None else known
@@ -279,7 +279,7 @@ class CollectivePrices:
         """
         key = (operation.name, operation.axis)
         if key not in self._seconds:
-            self._seconds[key] = self._sent(sized(operation, self._sender_rows))
+            self._seconds[key] = self._sent(operation)
         return self._seconds[key][self._sender_of[chunk]]
 
     def _sent(self, operation: Collective) -> Array:
@@ -288,10 +288,11 @@ class CollectivePrices:
             np.asarray(size, dtype=np.float64).tobytes()
             for size in (operation.nbytes, operation.n_calls)
         )
-        key = (operation.kind, operation.axis, self._placements, nbytes, n_calls)
+        key = (operation.kind, operation.axis, self._sender_key, nbytes, n_calls)
         if key not in self._known:
+            sent = sized(operation, self._sender_rows)
             links = self._kind_links(operation.axis, operation.kind)
-            self._known[key] = _seconds(operation, self._senders.size(operation.axis), links)
+            self._known[key] = _seconds(sent, self._senders.size(operation.axis), links)
         return self._known[key]
 
     def least_seconds(self, phases: Iterable[Phase], chunk: Rows = slice(None)) -> Array:
@@ -303,20 +304,24 @@ class CollectivePrices:
         sent: dict[tuple[str, str], Size] = {}
         for phase in phases:
             repeats = np.asarray(phase.repeats, dtype=np.float64)
+            in_phase: dict[tuple[str, str], Size] = {}
             for op in phase.operations:
                 if isinstance(op, Collective):
                     key = (op.axis, op.kind)
-                    sent[key] = sent.get(key, 0.0) + repeats * op.nbytes
-        table, rows = self._table.take(chunk), self._rows[chunk]
-        occupied = {
-            axis: self._links[axis].occupied_s_per_byte[:, table.placement] for axis, _ in sent
-        }
-        by_level = np.zeros((next(map(len, occupied.values()), 1), len(table)))
+                    in_phase[key] = in_phase.get(key, 0.0) + op.nbytes
+            for key, nbytes in in_phase.items():
+                sent[key] = sent.get(key, 0.0) + repeats * nbytes
+        rows, placement = self._rows[chunk], self._table.placement[chunk]
+        by_axis: dict[str, Size] = {}
         for (axis, kind), nbytes in sent.items():
-            if np.ndim(nbytes):
-                nbytes = np.asarray(nbytes)[rows]
-            by_level += moved_fraction(kind, table.size(axis)) * nbytes * occupied[axis]
-        return by_level.max(axis=0)
+            of_rows = np.asarray(nbytes)[rows] if np.ndim(nbytes) else nbytes
+            moved = moved_fraction(kind, self._table.placements.size(axis).astype(np.float64))
+            by_axis[axis] = by_axis.get(axis, 0.0) + moved[placement] * of_rows
+        by_level = np.zeros((1, placement.size))
+        for axis, moved_bytes in by_axis.items():
+            occupied = self._links[axis].occupied_s_per_byte
+            by_level = by_level + occupied.take(placement, axis=1) * moved_bytes
+        return np.asarray(by_level.max(axis=0))
 
     def _kind_links(self, axis: str, kind: str) -> KindLinks:
         """Return the links of a kind of collective over each sender's group of an axis."""
@@ -328,7 +333,7 @@ class CollectivePrices:
 
 def _seconds(operation: Collective, n_ranks: Array, links: KindLinks) -> Array:
     """Return the time of a collective over groups that have these sizes and links, shape (C,)."""
-    call_bytes = _call_bytes(operation)
+    call_bytes = np.broadcast_to(_call_bytes(operation), n_ranks.shape)
     chunk_bytes = call_bytes / n_ranks
     seconds = collective_seconds(
         operation.kind,
@@ -341,9 +346,9 @@ def _seconds(operation: Collective, n_ranks: Array, links: KindLinks) -> Array:
         links.ring.seconds(chunk_bytes),
         links.tree.seconds(call_bytes),
     )
-    for curve, chosen in links.measured:
-        n_calls = np.broadcast_to(operation.n_calls, seconds.shape)[chosen]
-        seconds[chosen] = n_calls * curve.at(np.broadcast_to(call_bytes, seconds.shape)[chosen])
+    for curve, rows in links.measured:
+        n_calls = np.broadcast_to(operation.n_calls, seconds.shape)[rows]
+        seconds[rows] = n_calls * curve.at(call_bytes[rows])
     return seconds
 
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from axonn_tune.cost.links import alike_placements
-from axonn_tune.cost.prices import KernelPrices, Links, SentSeconds
+from axonn_tune.cost.links import PairedLinks
+from axonn_tune.cost.prices import KernelPrices, SentSeconds
 from axonn_tune.processes import mapped
 from axonn_tune.search.candidates import executions
 from axonn_tune.search.search import Search
@@ -287,13 +287,13 @@ def played_parts(
     scenario: Scenario,
     planned: Sequence[PlannedParts],
     ordered: Sequence[OrderedPart],
-    links: Links,
+    links: PairedLinks,
 ) -> list[PlayedStep]:
     """Return the played parts of the step of every candidate, for each part.
 
     Of candidates in orders that links cannot tell apart one is played.
     """
-    alike = alike_placements(scenario.machine, ordered[0].table.placements, scenario.sent_once)
+    alike = links.alike()
     sent: SentSeconds = {}
 
     def play(group: PlannedParts) -> list[PlayedStep]:
@@ -306,7 +306,7 @@ def played_parts(
             rows_of.append(row_of)
         together = reduce(CandidateTable.joined, tables)
         step = Evaluator(
-            scenario, group.kernels(), together, np.concatenate(plan_rows), links, sent
+            scenario, group.kernels(), together, np.concatenate(plan_rows), links.placed, sent
         ).play()
         starts = np.cumsum([0, *map(len, tables[:-1])])
         return [step.take(start + rows) for start, rows in zip(starts, rows_of, strict=True)]

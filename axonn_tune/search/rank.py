@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from axonn_tune.cost import paper
-from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.links import PairedLinks
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.bounds import ROUNDING, contender_times, every_time
 from axonn_tune.search.candidates import (
@@ -34,7 +34,7 @@ from axonn_tune.search.parts import (
 from axonn_tune.search.search import Search
 from axonn_tune.search.uncertainty import N_ROWS, Uncertainty, uncertainty
 from axonn_tune.simulate.step import PlayedStep
-from axonn_tune.spec.candidates import CandidateTable, Ints, Placements, Rows
+from axonn_tune.spec.candidates import CandidateTable, Ints, Placements, Rows, distinct
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.recomputation import extent
@@ -346,10 +346,12 @@ def _played(
     scenario = search.scenario
     ordered = in_orders(parts, search.constraints.orders, taken)
     placements = ordered[0].table.placements
-    links = placement_links(scenario.machine, placements, scenario.sent_once)
+    links = PairedLinks.of(scenario.machine, placements, scenario.sent_once)
     paper_seconds = None
     if placements.axes.is_grid:
-        paper_seconds = paper.communication_seconds(scenario.model, scenario.job, placements, links)
+        paper_seconds = paper.communication_seconds(
+            scenario.model, scenario.job, placements, links.placed
+        )
     steps = played_parts(scenario, planned, ordered, links)
     return _ranking_of_all(search, ordered, steps, rejected, n_evaluated, paper_seconds)
 
@@ -459,8 +461,7 @@ def _without_twins(ranking: Ranking) -> Ranking:
     table = ranking.table
     seconds = _rounded(ranking.step_seconds)
     execution = [table.micro_batch, table.recompute, table.n_virtual, seconds]
-    columns = np.vstack([table.placements.sizes[:, table.placement], *execution])
-    _, first = np.unique(columns, axis=1, return_index=True)
+    first, _ = distinct(*table.placements.sizes.take(table.placement, axis=1), *execution)
     return _taken(ranking, np.sort(first))
 
 

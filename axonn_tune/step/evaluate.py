@@ -7,7 +7,7 @@ whichever lanes their axes occupy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from itertools import pairwise
@@ -26,6 +26,7 @@ from axonn_tune.cost.prices import (
     lanes,
 )
 from axonn_tune.errors import InputError
+from axonn_tune.processes import mapped
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.player import Played, play
 from axonn_tune.simulate.program import OpIndex
@@ -48,7 +49,7 @@ from axonn_tune.step.schedules import KernelTimes, Schedules, names_of
 
 CHUNK_ROWS = 16384
 # So many candidates that issue the same phases are played sooner without those that issue others.
-OWN_ROWS = 4096
+OWN_ROWS = 2048
 T = TypeVar("T")
 
 
@@ -206,9 +207,11 @@ def _check_finite(machine: Machine, step: PlayedStep) -> None:
 def _play_chunks(evaluators: Sequence[Evaluator]) -> list[PlayedStep]:
     """Play the candidates chunk by chunk, on all machines at once."""
     collectives = _collectives(evaluators)
-    chunks = [
-        _PlayedChunk(evaluators, collectives, chunk).steps() for chunk in _chunks(evaluators[0])
-    ]
+
+    def played(chunk: slice) -> list[PlayedStep]:
+        return _PlayedChunk(evaluators, collectives, chunk).steps()
+
+    chunks = mapped(played, _chunks(evaluators[0]))
     return [reduce(PlayedStep.joined, steps) for steps in zip(*chunks, strict=True)]
 
 
@@ -283,7 +286,7 @@ class _PlayedChunk:
         self._message_seconds: dict[tuple[str, str], Array] = {}
         slowdowns = [_slowdowns(evaluator.scenario.machine) for evaluator in evaluators]
         self._interference = Interference.of_machines(slowdowns, self._rows.size)
-        group_lanes = lanes(evaluators[0].links)[:, candidates.placement]
+        group_lanes = lanes(evaluators[0].links).take(candidates.placement, axis=1)
         self._lanes = np.tile(group_lanes, len(evaluators))
         self._played: dict[str, list[Played]] = {}
 
@@ -304,7 +307,7 @@ class _PlayedChunk:
 
     def _play(self, part: Part) -> list[Played]:
         """Play a part on all machines, for the candidates on the first machine first."""
-        issued = replace(part, phases=tuple(filter(self._issues, part.phases)))
+        issued = replace(part, phases=tuple(self._issued(part.phases)))
         least = _on_machines(
             self._collectives, lambda prices: prices.least_seconds(issued.phases, self._chunk)
         )
@@ -327,9 +330,19 @@ class _PlayedChunk:
             np.maximum(seconds_on, self._host_seconds(evaluator.scenario, part), out=seconds_on)
         return [Played(*on_machine) for on_machine in zip(seconds, exposed, strict=True)]
 
-    def _issues(self, phase: Phase) -> bool:
-        """Return whether a candidate of the chunk issues a phase."""
-        return isinstance(phase.repeats, int) or bool(phase.repeats[self._rows].any())
+    def _issued(self, phases: Iterable[Phase]) -> Iterator[Phase]:
+        """Yield the phases that a candidate of the chunk issues.
+
+        Where all of them repeat a phase equally often, its schedule is as simple as theirs alone.
+        """
+        for phase in phases:
+            if isinstance(phase.repeats, int):
+                yield phase
+                continue
+            repeats = phase.repeats[self._rows]
+            most = int(repeats.max())
+            if most:
+                yield replace(phase, repeats=most) if (repeats == most).all() else phase
 
     def _kernels(self, part: Part, indices: tuple[OpIndex, ...]) -> Array:
         """Return the time of kernels that run back to back, shape (M * chunk,).

@@ -180,14 +180,14 @@ class Axonn4D:
     def plan_key(self, model: Model, job: Job, table: CandidateTable) -> Hashable:
         """Return a key that is equal for tables whose candidates one plan can describe.
 
-        Whether every layer is recomputed changes nothing but the blocks' own backward passes,
-        unless these find weights that recomputation has gathered, or there are stages or modules
-        whose passes depend on it.
+        What is recomputed changes nothing but the blocks' own backward passes, unless these find
+        weights that recomputation has gathered, or there are stages or modules whose passes depend
+        on it.
         """
         depends = (
             self.engine.axonn.reuses_recomputed_weights or table.is_pipelined or job.mtp_modules
         )
-        return plan_key(self.shapes(model, job, table), joins_full=not depends)
+        return plan_key(self.shapes(model, job, table), joins_recomputations=not depends)
 
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
         """Return the operations of one rank in one training step, for all candidates."""

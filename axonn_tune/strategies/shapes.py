@@ -179,6 +179,9 @@ class Shapes:
         Rows of the embedding if the layout pads them; None for the model's own number.
     memory : MemoryForm
         Where the engine holds other amounts of memory than fused kernels would.
+    block_recompute : str
+        The recomputation of blocks, "none" or "selective", where candidates of the table differ in
+        it; empty where they do not.
     """
 
     model: Model
@@ -216,6 +219,7 @@ class Shapes:
     low_head: bool = False
     vocab_size: Array | None = None
     memory: MemoryForm = IDEAL.memory
+    block_recompute: str = ""
 
     @property
     def recompute(self) -> str:
@@ -223,6 +227,8 @@ class Shapes:
 
         It is full if there are no such blocks, and none where single modules are recomputed.
         """
+        if self.block_recompute:
+            return self.block_recompute
         one = self._one_candidate
         recompute = one.common_recompute
         if self.recomputed_modules:

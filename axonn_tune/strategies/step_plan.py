@@ -36,7 +36,9 @@ from axonn_tune.strategies.transformer import Transformer
 _PhaseKey: TypeAlias = tuple[int, int]
 
 
-def plan_key(shapes: Shapes, joins_stages: bool = False, joins_full: bool = False) -> Hashable:
+def plan_key(
+    shapes: Shapes, joins_stages: bool = False, joins_recomputations: bool = False
+) -> Hashable:
     """Return a key that is equal for tables whose candidates one plan can describe.
 
     Such candidates recompute the same modules. See `Strategy.plan_key`.
@@ -45,12 +47,12 @@ def plan_key(shapes: Shapes, joins_stages: bool = False, joins_full: bool = Fals
     ----------
     joins_stages : bool
         Whether one end of the step is valid for several numbers of stages and virtual stages.
-    joins_full : bool
-        Whether candidates that recompute every layer have a plan with those that recompute some
-        layers or none. If not, all candidates of a plan recompute every layer, or none does.
+    joins_recomputations : bool
+        Whether candidates that recompute every layer, those that recompute selectively and all
+        others have one plan. If not, candidates of one of these kinds have a plan of their own.
     """
     table = shapes.table
-    recompute = "none" if joins_full and shapes.recompute == "full" else shapes.recompute
+    recompute = "" if joins_recomputations else shapes.recompute
     lengths = () if joins_stages else (table.n_stages, table.common_n_virtual)
     return recompute, shapes.recomputed_modules, table.is_pipelined, lengths
 

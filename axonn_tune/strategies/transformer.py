@@ -79,6 +79,20 @@ class Transformer:
             self._phases[key] = record(*arguments)
         return self._phases[key]
 
+    def _recomputing(self, recompute: str) -> Transformer:
+        """Return what records the backward passes of blocks that are recomputed in this way.
+
+        Candidates of one plan may differ in whether their blocks are recomputed selectively.
+        """
+        is_selective = self.shapes.recompute == "selective"
+        return self if is_selective == (recompute == "selective") else self._otherwise
+
+    @cached_property
+    def _otherwise(self) -> Transformer:
+        """The same with selective recomputation where this one has none, and the reverse."""
+        recompute = "none" if self.shapes.recompute == "selective" else "selective"
+        return replace(self, shapes=replace(self.shapes, block_recompute=recompute))
+
     @cached_property
     def _adapters(self) -> AdapterPasses:
         """The adapters of the job, which may have none."""
@@ -755,16 +769,17 @@ class Transformer:
         if not last:
             phases.append(self._once(self._start, self._backward_entry(layers, recompute)))
         layers = self.shapes.backward_layers(layers)
+        blocks_backward = self._recomputing(recompute)._blocks_backward
         n_recomputed = n_recomputed_layers(recompute, len(layers))
         recomputed, kept = layers[:n_recomputed], layers[n_recomputed:]
         if kept:
             following = None
             if recomputed:
                 following = self._entry(RECOMPUTE, self._model.blocks[recomputed[-1]])
-            phases += self._blocks_backward("backward", kept, False, following, True)
+            phases += blocks_backward("backward", kept, False, following, True)
         if recomputed:
             name = "backward_recomputed" if kept else "backward"
-            phases += self._blocks_backward(name, recomputed, True, None, not kept)
+            phases += blocks_backward(name, recomputed, True, None, not kept)
         trains_embedding = first and self.shapes.job.trains_embedding
         if trains_embedding:
             phases.append(self._once(self._embedding_backward))

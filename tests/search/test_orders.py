@@ -14,7 +14,7 @@ from build import (
 )
 from worlds import machine_of
 
-from axonn_tune.cost.links import alike_placements
+from axonn_tune.cost.links import PairedLinks
 from axonn_tune.search.candidates import legal_placements
 from axonn_tune.search.search import Constraints
 from axonn_tune.spec.job import Job
@@ -47,7 +47,8 @@ def test_placements_with_one_number_take_equally_long(seed):
     search = random_search(np.random.default_rng(seed))
     n_merged = 0
     for table in every_table(search):
-        number = alike_placements(machine_of_search(search), table.placements)[table.placement]
+        links = PairedLinks.of(machine_of_search(search), table.placements)
+        number = links.alike()[table.placement]
         times = times_of(search, table)
         key = np.stack([number, table.micro_batch])
         _, first, row_of = np.unique(key, axis=1, return_index=True, return_inverse=True)
@@ -110,7 +111,7 @@ def test_orders_that_links_tell_apart_keep_their_numbers():
     search = random_search(np.random.default_rng(0))
     for table in every_table(search):
         placements = table.placements
-        number = alike_placements(machine_of_search(search), placements)
+        number = PairedLinks.of(machine_of_search(search), placements).alike()
         inside = placements.stride("z") * placements.size("z") <= 3
         split = placements.size("z") > 1
         for layout in np.unique(number[split]):

@@ -8,7 +8,7 @@ from build import search_of
 from worlds import machine_of
 
 from axonn_tune.api.searching import build_search
-from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.links import PairedLinks
 from axonn_tune.io.presets import list_models
 from axonn_tune.search.candidates import legal_placements, with_micro_batches
 from axonn_tune.search.parts import (
@@ -67,7 +67,7 @@ def test_tables_are_played_together_as_alone(case, monkeypatch):
     monkeypatch.setattr("axonn_tune.search.parts.LEAST_SHARED_ROWS", 10**6)
     planned = planned_parts(scenario, parts)
     ordered = in_orders(parts, search.constraints.orders, [slice(None)] * len(parts))
-    links = placement_links(scenario.machine, ordered[0].table.placements)
+    links = PairedLinks.of(scenario.machine, ordered[0].table.placements)
     together = played_parts(scenario, planned, ordered, links)
     least = least_seconds(planned, parts)
     for got, expected, bound in zip(together, alone, least, strict=True):
