@@ -645,9 +645,16 @@ class MegatronCommunication(SequenceParallel):
         host.idle(names.views("weights"), n_parts * view_seconds.value)
 
     def _cast_updated(self, host: HostProgram) -> None:
-        """Cast the updated matrices that stay in a low format, or transpose them."""
+        """Cast the updated matrices that stay in a low format, or transpose them.
+
+        The first micro-batch has each stage do so when it arrives (NeMo bd0b818a,
+        modules/common/megatron/transformer.py, is_first_train_microbatch; Megatron-LM at d98e8a64,
+        core/extensions/transformer_engine.py, is_first_microbatch), and so it waits in all stages,
+        one after another. They are taken to have as many matrices as the first one.
+        """
         casts = Casts(self.shapes)
-        if self.options.gathers_low_weights(self.shapes.job):
-            casts.transpose_kept_weights(host, self._matrices)
-        else:
-            casts.cast_kept_weights(host, self._matrices)
+        gathers_low = self.options.gathers_low_weights(self.shapes.job)
+        cast = casts.transpose_kept_weights if gathers_low else casts.cast_kept_weights
+        cast(host, names.WEIGHTS_CAST, self._matrices)
+        n_others = self.shapes.table.n_stages - 1.0
+        cast(host, names.WEIGHTS_CAST_ELSEWHERE, n_others * self._matrices)
