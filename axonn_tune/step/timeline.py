@@ -427,9 +427,7 @@ class Player:
         It is exposed for as long as it lengthens the step, which it does in the first stage;
         kernels that run beside it are slower.
         """
-        lengthened = zip(
-            self._synchronising(pipeline), self._sync_seconds(pipeline), strict=True
-        )
+        lengthened = zip(self._synchronising(pipeline), self._sync_seconds(pipeline), strict=True)
         for (_, count, usual, sync), lengthens in lengthened:
             known = self.summed(usual, 1).sums
             sums = {n: s for n, s in self.summed(sync, 1).sums.items() if n not in known}
