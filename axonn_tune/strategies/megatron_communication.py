@@ -286,7 +286,7 @@ class MegatronCommunication(SequenceParallel):
         Each block of them has a part of the one launch.
         """
         table = self.shapes.table
-        share = 1.0 / table.n_stages
+        share = 1.0 / table.stages
         n_calls = share * table.n_virtual / np.maximum(self._n_layers, 1.0)
         of_block = self._block_parameters, self.options.replicas, "block"
         of_experts = self._block_experts, self._expert_replicas, "experts"
@@ -704,5 +704,5 @@ class MegatronCommunication(SequenceParallel):
         gathers_low = self.options.gathers_low_weights(self.shapes.job)
         cast = casts.transpose_kept_weights if gathers_low else casts.cast_kept_weights
         cast(host, names.WEIGHTS_CAST, self._matrices)
-        n_others = self.shapes.table.n_stages - 1.0
+        n_others = self.shapes.table.stages - 1.0
         cast(host, names.WEIGHTS_CAST_ELSEWHERE, n_others * self._matrices)

@@ -88,7 +88,7 @@ def step_plan(
         aligns_gathers=aligns_gathers,
         sends_beside=sends_beside,
         syncs_at_end=syncs_at_end,
-        n_beside=np.where(syncs_at_end, (table.n_virtual - 1.0) * table.n_stages, 0.0),
+        n_beside=np.where(syncs_at_end, (table.n_virtual - 1.0) * table.stages, 0.0),
     )
     return StepPlan(table, step_end, n_microsteps, pipeline=pipeline)
 
