@@ -38,7 +38,7 @@ class Passes:
     transfer_seconds, beside_seconds
         Time of a transfer to the next stage where ranks wait for it, and where they do not.
     sync_seconds
-        Time that the synchronising micro-batch adds.
+        Time that the synchronising micro-batch adds, and what other micro-batches run beside.
     work_seconds
         Time of all passes of a rank of the last stage, without its waits for others.
     """
@@ -123,6 +123,12 @@ def passes_of(
         count * (synchronising.seconds - usual.seconds)
         for count, synchronising, usual in zip(counts, sync, stages[FIRST], strict=False)
     ]
+    if pipeline.beside is not None:
+        beside = [play(part) for part in pipeline.beside.passes]
+        additional += [
+            pipeline.n_beside * (each.seconds - usual.seconds)
+            for each, usual in zip(beside, stages[FIRST], strict=False)
+        ]
     sync_seconds = sum(additional, start=np.zeros(shape))
     work = _work(plan, play)
     transfer_seconds = np.broadcast_to(price(pipeline.transfer), shape)

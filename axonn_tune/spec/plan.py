@@ -315,7 +315,7 @@ def sized(operation: Sized, rows: Ints) -> Sized:
     return replace(operation, **sizes)
 
 
-def _entries(column: np.ndarray | bool, rows: Ints) -> np.ndarray | bool:
+def _entries(column: np.ndarray | float, rows: Ints) -> np.ndarray | float:
     """Return the entries of a column in some rows; one value stands for all."""
     return column[rows] if isinstance(column, np.ndarray) else column
 
@@ -429,7 +429,12 @@ class Pipeline:
         end.
     syncs_at_end
         Whether these collectives overlap with nothing, so that they belong to the end of the step,
-        shape (C,).
+        shape (C,). With `beside`, this holds for those of the first virtual stage of a rank only.
+    beside
+        The first stage, for a micro-batch beside which a part of the collectives of another virtual
+        stage runs; None where there is no such pass.
+    n_beside
+        How often a step has its forward and its backward pass, shape (C,).
     transfer
         The transfer from one stage to the next.
     sends_beside
@@ -450,8 +455,10 @@ class Pipeline:
     last: Stage
     sync: Stage
     transfer: Collective
-    syncs_at_end: np.ndarray | bool = False
-    sends_beside: np.ndarray | bool = False
+    syncs_at_end: np.ndarray | float = False
+    beside: Stage | None = None
+    n_beside: np.ndarray | float = 0.0
+    sends_beside: np.ndarray | float = False
     aligns_gathers: bool = True
     schedule: str = ONE_F_ONE_B
     others: tuple[Stage, ...] = ()
@@ -495,6 +502,8 @@ class Pipeline:
         for stage in self.stages:
             yield from self.passes_of(stage)
         yield from self.sync.passes
+        if self.beside is not None:
+            yield from self.beside.passes
         yield Part("transfer", (Phase("transfer", (self.transfer,)),))
 
 
@@ -539,6 +548,7 @@ class StepPlan:
             pipeline = replace(
                 pipeline,
                 syncs_at_end=_entries(pipeline.syncs_at_end, rows),
+                n_beside=_entries(pipeline.n_beside, rows),
                 sends_beside=_entries(pipeline.sends_beside, rows),
             )
         n_microsteps = self.n_microsteps[rows]

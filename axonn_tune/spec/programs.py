@@ -157,6 +157,9 @@ class MegatronProgram(SharedFacts):
     fills_buckets
         Whether a bucket ends with the weight that fills it, so that large weights make it larger.
         Megatron-Core's do, too, but few of its weights are larger than its buckets.
+    coalesces_buckets
+        Whether all buckets of a virtual stage are reduced, or gathered, by one launch, so that they
+        hold up no kernel of one queue (apex, DistributedFusedAdam).
     copies_to_buckets
         Whether each gradient is copied into its bucket and back while a backward pass reduces
         gradients, as torch's DistributedDataParallel does unless gradients are views of buckets.
@@ -254,6 +257,7 @@ class MegatronProgram(SharedFacts):
     bucket_elements_per_replica: float = 1e6
     buckets_without_overlap: bool = False
     fills_buckets: bool = False
+    coalesces_buckets: bool = False
     copies_to_buckets: bool = False
     checks_gradients: bool = False
     overlaps_sharded: bool = True

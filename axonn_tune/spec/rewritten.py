@@ -30,6 +30,7 @@ def rewritten(plan: StepPlan, change: Callable[[Operation], Operation]) -> StepP
             middle=of_stage(pipeline.middle),
             last=of_stage(pipeline.last),
             sync=of_stage(pipeline.sync),
+            beside=pipeline.beside and of_stage(pipeline.beside),
             others=tuple(map(of_stage, pipeline.others)),
         )
 

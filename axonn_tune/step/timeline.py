@@ -400,12 +400,26 @@ class Player:
         return [number(count, self.row) for count in counts]
 
     def _sync_seconds(self, pipeline: Pipeline) -> list[float]:
-        """Return by how much forward and backward passes that synchronise lengthen the step."""
-        of_first = pipeline.first.passes, pipeline.sync.passes
+        """Return by how much each of `_synchronising` lengthens the step."""
         return [
             count * (self.play(sync, 1).seconds - self.play(usual, 1).seconds)
-            for count, usual, sync in zip(self.n_synchronised(pipeline), *of_first, strict=True)
+            for count, _, usual, sync in self._synchronising(pipeline)
         ]
+
+    def _synchronising(self, pipeline: Pipeline) -> Iterator[tuple[float, float, Part, Part]]:
+        """Yield passes beside which replicas exchange weights or gradients.
+
+        They come with the number of passes that lengthen the step one after another, the number
+        that a rank has, and the usual pass.
+        """
+        first = pipeline.first.passes
+        counts = self.n_synchronised(pipeline)
+        for count, usual, sync in zip(counts, first, pipeline.sync.passes, strict=True):
+            yield count, self._n_virtual if count else 0, usual, sync
+        if pipeline.beside is not None:
+            count = number(pipeline.n_beside, self.row)
+            for usual, beside in zip(first, pipeline.beside.passes, strict=True):
+                yield count, count, usual, beside
 
     def _synchronising_parts(self, pipeline: Pipeline) -> Iterator[SummedPart]:
         """Yield what the synchronising passes of a rank have and its other passes lack.
@@ -413,17 +427,16 @@ class Player:
         It is exposed for as long as it lengthens the step, which it does in the first stage;
         kernels that run beside it are slower.
         """
-        counts = self.n_synchronised(pipeline)
-        of_first = pipeline.first.passes, pipeline.sync.passes, self._sync_seconds(pipeline)
-        for count, usual, sync, lengthens in zip(counts, *of_first, strict=True):
+        lengthened = zip(self._synchronising(pipeline), self._sync_seconds(pipeline), strict=True)
+        for (_, count, usual, sync), lengthens in lengthened:
             known = self.summed(usual, 1).sums
             sums = {n: s for n, s in self.summed(sync, 1).sums.items() if n not in known}
             seconds = sum(each.seconds for each in sums.values())
             if not count or not seconds:
                 continue
             for each in sums.values():
-                each.exposed_seconds = each.seconds / seconds * lengthens / self._n_virtual
-            yield SummedPart(sums, self._n_virtual)
+                each.exposed_seconds = each.seconds / seconds * lengthens / count
+            yield SummedPart(sums, count)
 
     def sequential(self, n_micro: int) -> StepTimeline:
         """Return the parts one after another as a timeline."""

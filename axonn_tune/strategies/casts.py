@@ -192,19 +192,19 @@ class Casts:
             missing = _n_copies(self.shapes.job, recipe) - 1.0
             self._transpose(host, name, share * missing * self.shapes.linears[layer].n_elements)
 
-    def cast_kept_weights(self, host: HostProgram, n_elements: Array) -> None:
+    def cast_kept_weights(self, host: HostProgram, name: str, n_elements: Array) -> None:
         """Cast weights that stay where they are, once they are updated."""
         job = self.shapes.job
         if job.recipe is not None:
             n_copies = _n_copies(job, job.recipe)
-            self._cast(host, names.WEIGHTS_CAST, n_elements, job.recipe.reads, n_copies)
+            self._cast(host, name, n_elements, job.recipe.reads, n_copies)
 
-    def transpose_kept_weights(self, host: HostProgram, n_elements: Array) -> None:
+    def transpose_kept_weights(self, host: HostProgram, name: str, n_elements: Array) -> None:
         """Transpose weights that were gathered in the recipe's format."""
         job = self.shapes.job
         if job.recipe is not None and not job.recipe.quantises_columns:
             n_missing = _n_copies(job, job.recipe) - 1.0
-            self._transpose(host, names.WEIGHTS_CAST, n_elements * n_missing)
+            self._transpose(host, name, n_elements * n_missing)
 
     def _recipe(self, layer: str) -> Recipe | None:
         """Return the recipe of a layer's products; None where they run in the job's type.

@@ -270,8 +270,12 @@ class Megatron3D:
         syncs_at_end = self._syncs_at_end(job, table)
         if not syncs_at_end.any():
             return step_plan(usual, *passes)
-        at_end = Transformer(shapes, self._without_overlap.communication(shapes, sync=False))
-        return step_plan(usual, *passes, syncs_at_end, at_end)
+        of_end = self._without_overlap.communication(shapes, sync=False)
+        if not self.engine.megatron.coalesces_buckets:
+            return step_plan(usual, *passes, syncs_at_end, Transformer(shapes, of_end))
+        at_end = Transformer(shapes, replace(of_end, is_of_first_stage=True))
+        besides = replace(self.communication(shapes, sync=False), runs_beside=True)
+        return step_plan(usual, *passes, syncs_at_end, at_end, Transformer(shapes, besides))
 
     @property
     def _without_overlap(self) -> Megatron3D:
@@ -288,6 +292,10 @@ class Megatron3D:
         of them. The buckets of a virtual stage are issued at once (schedules.py, grad_sync_func and
         param_sync_func), and each holds up the kernels behind it until the bucket before it has
         come (core/distributed/distributed_data_parallel.py).
+
+        Where one launch has all of them, only those of the first virtual stage overlap with
+        nothing, and the others run beside the passes of the stage before: of several reductions in
+        a row the last one overlaps, as NVIDIA/apex#1551 observed and then coalesced them.
         """
         return self._waits_in_one_queue(job, table) & (table.n_virtual > 1)
 

@@ -55,9 +55,22 @@ class MegatronCommunication(SequenceParallel):
 
     Weights stay where they are, partial sums are reduced over the tensor group, and gradients are
     reduced over the replicas.
+
+    Attributes
+    ----------
+    options
+        The strategy.
+    is_of_first_stage
+        Whether the end of the step reduces and gathers what the first virtual stage of a rank has,
+        and not what all of them have.
+    runs_beside
+        Whether a part of what replicas exchange of another virtual stage travels beside this
+        micro-step.
     """
 
     options: Megatron3D
+    is_of_first_stage: bool = False
+    runs_beside: bool = False
 
     @property
     def _gradient_bytes(self) -> float:
@@ -261,6 +274,33 @@ class MegatronCommunication(SequenceParallel):
         if self._gathers_updated and chain == FORWARD:
             host.wait(_UPDATED_BLOCK)
             self._await_experts(host, _UPDATED_EXPERTS)
+        if self.runs_beside:
+            self._exchange_beside(host, chain)
+
+    def _exchange_beside(self, host: HostProgram, chain: str) -> None:
+        """Start a part of a gather, or of a reduction, of a block of another virtual stage.
+
+        All ranks start these at the same time, and a rank then runs as many micro-batches as there
+        are stages before it turns to its next virtual stage (Megatron-LM at df727128,
+        core/pipeline_parallel/schedules.py, param_sync_microbatch_id and grad_sync_microbatch_id).
+        Each block of them has a part of the one launch.
+        """
+        table = self.shapes.table
+        share = 1.0 / table.stages
+        n_calls = share * table.n_virtual / np.maximum(self._n_layers, 1.0)
+        of_block = self._block_parameters, self.options.replicas, "block"
+        of_experts = self._block_experts, self._expert_replicas, "experts"
+        for n_elements, axis, what in (of_block, of_experts):
+            if not axis:
+                continue
+            if chain == FORWARD and self.options.distributed_optimizer:
+                nbytes = n_elements * self.options.gathered_bytes(self.shapes.job)
+                name = names.all_gather(f"weights.{what}.beside")
+                host.issue(name, "all_gather", share * nbytes, axis, n_calls)
+            elif chain == BACKWARD:
+                nbytes = n_elements * self._gradient_bytes
+                name = names.reduce(f"gradient.{what}.beside")
+                host.issue(name, self._reduce_kind, share * nbytes, axis, n_calls)
 
     def take_weight(self, host: HostProgram, weight: Weight, following: Weight | None) -> None:
         """Start to gather updated weights of the next block with a block's first weight.
@@ -353,7 +393,8 @@ class MegatronCommunication(SequenceParallel):
             bucket_elements = np.maximum(n_elements, 1.0)
         elif program.fills_buckets:
             bucket_elements = self._filled(bucket_elements)
-        n_stages = 1.0 if self.options.overlap_grad_reduce else self.shapes.table.n_virtual
+        has_one_stage = self.options.overlap_grad_reduce or self.is_of_first_stage
+        n_stages = 1.0 if has_one_stage else self.shapes.table.n_virtual
         return np.ceil(n_elements / n_stages / bucket_elements) + (n_stages - 1.0)
 
     def _filled(self, least_elements: Array) -> Array:
@@ -542,7 +583,13 @@ class MegatronCommunication(SequenceParallel):
     @property
     def _remaining(self) -> Array:
         """The number of parameters besides experts that no micro-step reduces or gathers."""
-        return self._stored_outside() if self._is_overlapped else self._dense
+        of_blocks = self._share_at_end * self._n_layers * self._block_parameters
+        return self._stored_outside() + (0.0 if self._is_overlapped else of_blocks)
+
+    @property
+    def _share_at_end(self) -> Size:
+        """The share of a rank's blocks that are exchanged at the end, if no micro-step does so."""
+        return 1.0 / self.shapes.table.n_virtual if self.is_of_first_stage else 1.0
 
     @cached_property
     def _n_weights(self) -> Array:
@@ -577,7 +624,8 @@ class MegatronCommunication(SequenceParallel):
     def _reduce_remaining(self, host: HostProgram) -> None:
         """Reduce gradients over the replicas, with overlap those of parameters outside blocks."""
         if not self._is_overlapped:
-            self._reduce(host, _EXPERT_GRADIENTS, self._experts, self._expert_replicas)
+            experts = self._share_at_end * self._experts
+            self._reduce(host, _EXPERT_GRADIENTS, experts, self._expert_replicas)
             self._await_experts(host, _EXPERT_GRADIENTS)
         if not self.options.shards_gradients:
             self._reduce(host, names.GRADIENT_REDUCE, self._remaining, self.options.replicas)
@@ -619,7 +667,7 @@ class MegatronCommunication(SequenceParallel):
         host.wait(name)
         if not self._is_overlapped:
             name, axis = _UPDATED_EXPERTS, self._expert_replicas
-            self._gather(host, name, self._experts, gathered, axis, updated)
+            self._gather(host, name, self._share_at_end * self._experts, gathered, axis, updated)
             self._await_experts(host, name)
         n_copies = self._n_copies_of_gathered
         host.memory_bound("weights.copy", n_copies * 2.0 * self._remaining * element, "copy")
@@ -645,9 +693,16 @@ class MegatronCommunication(SequenceParallel):
         host.idle(names.views("weights"), n_parts * view_seconds.value)
 
     def _cast_updated(self, host: HostProgram) -> None:
-        """Cast the updated matrices that stay in a low format, or transpose them."""
+        """Cast the updated matrices that stay in a low format, or transpose them.
+
+        The first micro-batch has each stage do so when it arrives (NeMo bd0b818a,
+        modules/common/megatron/transformer.py, is_first_train_microbatch; Megatron-LM at d98e8a64,
+        core/extensions/transformer_engine.py, is_first_microbatch), and so it waits in all stages,
+        one after another. They are taken to have as many matrices as the first one.
+        """
         casts = Casts(self.shapes)
-        if self.options.gathers_low_weights(self.shapes.job):
-            casts.transpose_kept_weights(host, self._matrices)
-        else:
-            casts.cast_kept_weights(host, self._matrices)
+        gathers_low = self.options.gathers_low_weights(self.shapes.job)
+        cast = casts.transpose_kept_weights if gathers_low else casts.cast_kept_weights
+        cast(host, names.WEIGHTS_CAST, self._matrices)
+        n_others = self.shapes.table.stages - 1.0
+        cast(host, names.WEIGHTS_CAST_ELSEWHERE, n_others * self._matrices)

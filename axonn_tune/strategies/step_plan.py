@@ -65,12 +65,15 @@ def step_plan(
     sends_beside: np.ndarray | bool = False,
     syncs_at_end: np.ndarray | bool = False,
     at_end: Transformer | None = None,
+    beside: Transformer | None = None,
 ) -> StepPlan:
     """Return the plan of a step, through a pipeline if there are stages.
 
     `synchronising` emits the micro-step that differs from all others, if there is one.
     `aligns_gathers`, `sends_beside` and `syncs_at_end` are those of `Pipeline`; `at_end` emits the
-    end of the step of candidates with `syncs_at_end`.
+    end of the step of candidates with `syncs_at_end`. `beside` emits a micro-step beside which a
+    part of another virtual stage's collectives runs, as many parts as a rank of such a candidate
+    runs micro-batches of one stage before it turns to the next.
     """
     table = transformer.shapes.table
     n_microsteps = table.n_microsteps(transformer.shapes.job.global_batch)
@@ -82,11 +85,12 @@ def step_plan(
     if at_end is not None:
         step_end = _chosen(np.asarray(syncs_at_end), _step_end(at_end), step_end)
     pipeline = replace(
-        _pipeline(transformer, synchronising or transformer),
+        _pipeline(transformer, synchronising or transformer, beside),
         schedule=schedule,
         aligns_gathers=aligns_gathers,
         sends_beside=sends_beside,
         syncs_at_end=syncs_at_end,
+        n_beside=np.where(syncs_at_end, (table.n_virtual - 1.0) * table.stages, 0.0),
     )
     return StepPlan(table, step_end, n_microsteps, pipeline=pipeline)
 
@@ -131,7 +135,9 @@ def _chosen(is_longer: np.ndarray, longer: Part, shorter: Part) -> Part:
     return Part(longer.name, (replace(phase, operations=tuple(map(chosen, phase.operations))),))
 
 
-def _pipeline(transformer: Transformer, synchronising: Transformer) -> Pipeline:
+def _pipeline(
+    transformer: Transformer, synchronising: Transformer, beside: Transformer | None
+) -> Pipeline:
     """Return the stages into which layers are cut, and the transfer between them.
 
     The candidates may differ in how many layers a stage has, and recomputes.
@@ -159,6 +165,7 @@ def _pipeline(transformer: Transformer, synchronising: Transformer) -> Pipeline:
         middle=stage("middle", transformer, 1),
         last=stage("last", transformer, 2),
         sync=stage("sync", synchronising, 0),
+        beside=None if beside is None else stage("beside", beside, 0),
         transfer=Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE),
         others=tuple(
             stage(f"middle{place - 1}", transformer, place)

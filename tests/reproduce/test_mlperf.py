@@ -118,7 +118,7 @@ def test_steps_of_8b_in_4_bits_are_met():
 
 @pytest.mark.parametrize(
     ("is_in_4_bits", "n_rows", "largest"),
-    [pytest.param(False, 16, 0.03, id="8 bits"), pytest.param(True, 8, 0.09, id="4 bits")],
+    [pytest.param(False, 16, 0.03, id="8 bits"), pytest.param(True, 8, 0.095, id="4 bits")],
 )
 def test_steps_of_405b_on_256_to_8192_gpus_are_met(is_in_4_bits, n_rows, largest):
     predictions = predictions_of(
@@ -129,14 +129,14 @@ def test_steps_of_405b_on_256_to_8192_gpus_are_met(is_in_4_bits, n_rows, largest
 
 
 def test_steps_of_gpt3_on_256_to_11616_h100_are_met():
-    """On over 10,000 GPUs a part of what replicas exchange is hidden, which no term knows."""
+    """On over 10,000 GPUs the exchange between replicas would take 30 % of a step at its end."""
     predictions = predictions_of(
         lambda row: row["model"] == "gpt3-175b" and row["machine"] == "dgx-h100"
     )
     errors = np.abs(errors_of(predictions))
     assert len(errors) == 21
-    assert errors.mean() < 0.085
-    assert errors.max() < 0.17
+    assert errors.mean() < 0.06
+    assert errors.max() < 0.125
 
 
 def test_gpt3_gathers_weights_in_8_bits_from_round_4_on():

@@ -391,3 +391,19 @@ def test_an_engine_says_which_precisions_it_has():
     with pytest.raises(InputError, match=r"'fp8'; allowed with engine w: bf16$"):
         Engine("w", "W", ("zero3",)).precision_named("fp8")
     assert set(PRECISIONS) == {"bf16", *RECIPES}
+
+
+@pytest.mark.parametrize("n_stages", [1, 4])
+def test_the_first_micro_batch_waits_for_the_casts_of_all_stages(n_stages):
+    """Each stage casts its weights when the first micro-batch arrives."""
+    current = in_precision("fp8-current")
+    sizes = {"data": 8 // n_stages, "pipeline": n_stages}
+    bytes_by_name = {
+        op.name: number(op.nbytes)
+        for op in operations(Megatron3D(), current, **sizes)
+        if op.name.startswith("weights.cast")
+    }
+    of_own = bytes_by_name["weights.cast"]
+    elsewhere = bytes_by_name.get("weights.cast.of_other_stages", 0.0)
+    assert of_own > 0
+    assert elsewhere == pytest.approx((n_stages - 1) * of_own)

@@ -26,6 +26,7 @@ from axonn_tune.strategies.pipeline import memory_of_stages
 DENSE = Model("dense", n_layers=8, hidden_size=256, n_heads=8, vocab_size=512, seq_len=128)
 MIXTURE = replace(DENSE, experts=Experts(4, 2, 512))
 JOB = Job(8, 32, 128)
+KINDS = ("reduce_scatter", "all_gather")
 MEGATRON = {"strategy": "megatron", "machine": "dgx-h100", "recompute": "none", "micro_batch": 1}
 
 
@@ -124,6 +125,51 @@ def test_all_buckets_of_a_virtual_stage_hold_up_one_queue(n_virtual, one_queue, 
     ends = {op.name: op for op in operations(unsynchronised.step_end)}
     for name in ("gradient.reduce", "weights.all_gather"):
         assert (number(at_end(name).nbytes) == number(ends[name].nbytes)) == is_at_end
+
+
+@pytest.mark.parametrize(("n_stages", "n_virtual"), [(2, 2), (2, 4), (4, 2)])
+def test_one_launch_of_all_buckets_runs_beside_the_passes(n_stages, n_virtual):
+    """What is exchanged at the end and beside the passes is what is exchanged without overlap."""
+    program = MegatronProgram(coalesces_buckets=True, bucket_elements=1e9)
+    strategy = Megatron3D(engine=Engine(megatron=program))
+    job = Job(16, 32, 128, one_queue=True)
+    sizes = {"n_virtual": n_virtual, "pipeline": n_stages, "tensor": 2, "data": 8 // n_stages}
+
+    def exchanged(parts):
+        nbytes, n_calls = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0.0)
+        for op in operations(*parts):
+            if isinstance(op, Collective) and op.axis == strategy.replicas:
+                nbytes[op.kind] += number(op.nbytes)
+                n_calls[op.kind] += number(op.n_calls)
+        return np.array([*nbytes.values(), *n_calls.values()])
+
+    overlapping = plan_of(strategy, DENSE, job, **sizes)
+    pipeline = overlapping.pipeline
+    n_beside = number(pipeline.n_beside)
+    assert n_beside == (n_virtual - 1) * n_stages
+    at_end = exchanged([overlapping.step_end])
+    beside = exchanged(pipeline.beside.passes)
+    without = plan_of(replace(strategy, overlap_grad_reduce=False), DENSE, job, **sizes)
+    nbytes, n_calls = np.split(at_end + n_beside * beside, 2)
+    assert nbytes == pytest.approx(exchanged([without.step_end])[:2])
+    assert n_calls == pytest.approx([n_virtual, n_virtual])
+
+
+def test_coalesced_buckets_shorten_steps_only_in_one_queue():
+    """An exchange beside the passes takes less of the step than one at its end, but something."""
+    steps = {}
+    for machine in ("dgx-h100", "dgx-b200"):
+        options = {**MEGATRON, "machine": machine, "global_batch": 64, "virtual_stages": 4}
+        search = build_search("llama3-70b", 64, **options)
+        for coalesces in (True, False):
+            program = replace(search.scenario.strategy.engine.megatron, coalesces_buckets=coalesces)
+            engine = replace(search.scenario.strategy.engine, megatron=program)
+            strategy = replace(search.scenario.strategy, engine=engine)
+            of_engine = replace(search, scenario=replace(search.scenario, strategy=strategy))
+            best = best_of_layout(of_engine, "tensor=4,data=4,pipeline=4")
+            steps[machine, coalesces] = best.step_seconds
+    assert steps["dgx-b200", True] == steps["dgx-b200", False]
+    assert 0.8 < steps["dgx-h100", True] / steps["dgx-h100", False] < 0.999
 
 
 @pytest.mark.parametrize("n_virtual", [2, 4])
