@@ -61,7 +61,7 @@ CASES = {
         "tensor=2,data=32,expert=32",
         {"global_batch": 512},
     ),
-    "fsdp2": ("20b", 64, "jean-zay", "zero3", "shard=64", {}),
+    "fsdp2": ("20b", 64, "a100-400g", "zero3", "shard=64", {}),
     "fsdp2-hybrid": ("20b", 64, "perlmutter", "zero3", "shard=16,replica=4", {}),
     "zeropp": ("20b", 384, "frontier", "zeropp", "secondary=8,across=48", {"global_batch": 1536}),
 }
