@@ -290,7 +290,7 @@ mean, those on MI300X 11 to 21 % too fast: products in 8 bits were taken to reac
 peak that those in bf16 were measured to reach. They have the rates now that AMD measured itself
 (ROCm/rocm-blogs): on MI325X of normally distributed numbers, whose steps are met within 3 %, and on
 MI300X of structured ones, less the 7 % that these gained on MI325X. Those on MI300X are still
-predicted 4 to 15 % too fast, and those on MI350X, of whose products nothing is measured, 6 to 11 %.
+predicted 5 to 15 % too fast, and those on MI350X, of whose products nothing is measured, 6 to 11 %.
 The 192 GiB of an MI300X make its submissions recompute 21 of 80 layers, which larger GPUs need not;
 186 GiB are predicted with these, and 223 without. *NeMo releases*: NeMo 24.07 on H100 and NeMo
 25.04 and 25.07 on GB200, in 8 bits (NVIDIA/NeMo, Apache-2.0); nothing fitted. *Megatron-Bridge*:

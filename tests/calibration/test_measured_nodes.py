@@ -29,6 +29,7 @@ SYSTEMS = {
     "gb300-nvl72": "gb300",
 }
 DGX = [name for name in SYSTEMS if name.startswith("dgx")]
+PAGE = (Path(__file__).parents[2] / "docs" / "machines.md").read_text()
 MIB = 2**20
 
 
@@ -46,6 +47,18 @@ def errors(machine, points):
 
 def mean(values):
     return np.abs(values).mean()
+
+
+def stated(row, name):
+    """The error in a row of the page's table, as the page writes it."""
+    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| {row} |")]
+    return line.split(" | ")[1 + list(SYSTEMS).index(name)].removesuffix(" |")
+
+
+def written(error):
+    """The error with two digits, which is how the page writes it."""
+    percent = 100 * error
+    return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.1f} %"
 
 
 @pytest.mark.parametrize(
@@ -73,6 +86,8 @@ def test_products_that_the_profile_does_not_hold(name, bar):
     )
     assert error < bar
     assert error < without
+    assert written(error) == stated("products that the profile does not hold, mean error", name)
+    assert written(without) == stated("the same without measured products", name)
 
 
 @pytest.mark.parametrize("number_format", ["fp8", "fp8_block"])
@@ -100,7 +115,9 @@ def test_collectives_from_one_mebibyte(name):
     large = [p for p in measured(name, "collectives_one_node.csv").link_points if p.nbytes >= MIB]
     # All-gathers, reduce-scatters, all-reduces and all-to-alls of ten sizes, over 2, 4 and 8 GPUs.
     assert len(large) == 4 * 10 * len({p.size for p in large})
-    assert mean(errors(load_machine(name), large)) < 0.02
+    error = mean(errors(load_machine(name), large))
+    assert error < 0.02
+    assert written(error) == stated("collectives of 1 to 512 MiB, all sizes", name)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -108,7 +125,9 @@ def test_every_all_to_all_from_one_mebibyte(name):
     points = measured(name, "collectives_one_node.csv").link_points
     large = [p for p in points if p.kind == "all_to_all" and p.nbytes >= MIB]
     assert len(large) == 10 * len({p.size for p in large})
-    assert np.abs(errors(load_machine(name), large)).max() < 0.06
+    error = np.abs(errors(load_machine(name), large)).max()
+    assert error < 0.06
+    assert written(error) == stated("all-to-alls of these sizes, the largest error", name)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +149,23 @@ def test_sizes_between_those_that_were_imported(name, bar):
     machine = with_link_points(replace(load_machine(name), link_points=()), imported)
     others = [p for p in points if p.nbytes >= MIB and p not in imported]
     assert len(others) == 4 * 4 * len({p.size for p in others})
-    assert mean(errors(machine, others)) < bar
+    error = mean(errors(machine, others))
+    assert error < bar
+    assert written(error) == stated("sizes left out, where every second one is imported", name)
+
+
+@pytest.mark.parametrize("name", [name for name in SYSTEMS if name != "dgx-a100"])
+def test_another_version_of_the_library(name):
+    """Machines whose rows in the page of validation are of another version than their profile."""
+    rows = [row for row in load_published("collectives_one_node") if row["machine"] == name]
+    points = [
+        LinkPoint(row["kind"], 1, int(row["ranks"]), 1, True, int(row["mebibytes"]) * MIB, seconds)
+        for row in rows
+        for seconds in [1e-3 * float(row["milliseconds"])]
+    ]
+    (line,) = [line for line in PAGE.splitlines() if line.startswith("| [another version of NCCL]")]
+    row = line[2 : line.index(" | ")]
+    assert written(mean(errors(load_machine(name), points))) == stated(row, name)
 
 
 @pytest.mark.parametrize("name", DGX)

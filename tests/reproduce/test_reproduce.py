@@ -399,8 +399,18 @@ def test_the_readme_counts_the_numbers_that_were_fitted_to_steps():
     of_steps = [text for text in sources if not re.match("as in nemo|.*dispatches", text)]
     assert len(of_steps) == 15
     assert (
-        "[fifteen numbers](docs/validation.md#free-parameters)" in (ROOT / "README.md").read_text()
+        "[Fifteen numbers](docs/validation.md#free-parameters)" in (ROOT / "README.md").read_text()
     )
+
+
+def test_the_readme_counts_the_rows_of_the_page_of_validation():
+    page = (ROOT / "docs" / "validation.md").read_text()
+    results, with_steps = re.findall(r"^\| all \| all \| (\d+) \|", page, re.MULTILINE)
+    collectives = re.findall(r"^\| [^|]+ \| all \| all \| all \| (\d+) \|", page, re.MULTILINE)
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    steps = int(with_steps) - int(results)
+    assert f"predicts {results} published results, {steps:,} measured steps" in readme
+    assert f"and {sum(map(int, collectives))} measured collectives" in readme
 
 
 # What the README says of some systems: the words after the figure.
