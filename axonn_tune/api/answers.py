@@ -347,8 +347,8 @@ def plan(
     Parameters
     ----------
     gpus : int or None
-        Number of GPUs; None for the fewest that meet the deadline, or for those that finish soonest
-        within the budget.
+        Number of GPUs; None for the fewest that meet the deadline, for those that finish soonest
+        within the budget, or with both limits for those that take the fewest node-hours.
     tokens : float or None
         Tokens of the whole run; by default as many as the budget buys, or without a budget 20 for
         each parameter (Chinchilla).
