@@ -23,6 +23,7 @@ from axonn_tune.options import SEARCH, SearchOptions, with_options
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import rank_best, with_best_batch
 from axonn_tune.search.search import Search
+from axonn_tune.spec.checks import require_count
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
@@ -51,7 +52,7 @@ def suggest(
     Parameters
     ----------
     top_n : int or None
-        Number of rows; None returns all.
+        Number of rows, at least 1; None returns all.
     {options}
 
     Returns
@@ -67,6 +68,8 @@ def suggest(
     AxonnTuneError
         An option is wrong, or no layout is legal and fits.
     """
+    if top_n is not None:
+        require_count("suggest", "top_n", top_n)
     ranking = rank_best(build_search(model, gpus, machine, **options), top_n)
     return _frame(ranking.search, ranking.top(top_n))
 
