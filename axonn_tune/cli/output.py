@@ -36,9 +36,8 @@ def _styled(text: str) -> str:
 _DEFAULT_REMARK = " (the default; choose with --machine)"
 # Number of operations that a table shows without --all.
 SHOWN_OPERATIONS = 25
-# Number of characters in a line of a file, and the least for which a table leaves out columns.
+# Number of characters that a line of a table has in a file.
 _FILE_WIDTH = 100
-_LEAST_WIDTH = 80
 
 
 def emit(text: str, output: str | None) -> None:
@@ -89,7 +88,7 @@ def emit_as(
 
 
 def in_width_of(output: str | None, text: Callable[[], str]) -> str:
-    """Return a text whose tables suit the terminal, or lines of 100 characters in a file."""
+    """Return a text whose tables suit a wide terminal, or a file, whose lines are as long as ever."""
     from axonn_tune.report.table import tables_of_width
 
     with tables_of_width(_FILE_WIDTH if output is not None else _printed_width()):
@@ -97,13 +96,13 @@ def in_width_of(output: str | None, text: Callable[[], str]) -> str:
 
 
 def _printed_width() -> int:
-    """Return the columns of the terminal, or those that COLUMNS says; those of a file for neither.
+    """Return the columns of the terminal, or those that COLUMNS says, but not fewer than a file's.
 
-    Where tables have few columns of text left, lines are wrapped rather than made shorter.
+    A narrow terminal wraps the lines of a table, and so keeps its columns.
     """
     import shutil
 
-    return max(shutil.get_terminal_size((_FILE_WIDTH, 24)).columns, _LEAST_WIDTH)
+    return max(shutil.get_terminal_size((_FILE_WIDTH, 24)).columns, _FILE_WIDTH)
 
 
 def detail_shown(output_format: str) -> Detail:

@@ -96,13 +96,16 @@ def _choice_lines(plan: RunPlan) -> list[str]:
     limits = plan.limits
     if not plan.finds_gpus or not limits.has_budget:
         return []
+    if limits.deadline_seconds is None and plan.is_bought:
+        return [
+            "Few GPUs train most for a budget, however long it takes: with --deadline, such as "
+            "60d, the plan trains most in that time."
+        ]
     if limits.deadline_seconds is None:
-        chosen = (
-            "Few GPUs train most for a budget, however long it takes"
-            if plan.is_bought
-            else "These GPUs finish soonest within the budget, and may take all of it"
-        )
-        return [f"{chosen}: --deadline, such as 60d, says how long the run may take."]
+        return [
+            "These GPUs finish soonest within the budget: with --deadline, such as 60d, the plan "
+            "takes the fewest node-hours in that time."
+        ]
     if plan.is_bought:
         return []
     return [

@@ -164,12 +164,14 @@ def test_a_budget_with_a_deadline_takes_the_fewest_node_hours_in_time(capsys):
     _, text, _ = run_cli(capsys, *both)
     assert "These GPUs take the fewest node-hours within both limits" in text
     _, text, _ = run_cli(capsys, *arguments)
-    assert "finish soonest within the budget, and may take all of it: --deadline" in text
+    assert "finish soonest within the budget: with --deadline, such as 60d" in text
 
 
 def test_a_budget_alone_says_that_a_deadline_can_be_given(capsys):
     _, text, _ = run_cli(capsys, "plan", "--model", "5b", "--node-hours", "1k")
-    assert "Few GPUs train most for a budget, however long it takes: --deadline, such as" in text
+    assert (
+        "Few GPUs train most for a budget, however long it takes: with --deadline, such as" in text
+    )
 
 
 def test_a_run_of_less_than_a_day_has_its_time_in_hours(capsys):
