@@ -56,6 +56,9 @@ def command(
 ) -> None:
     """Rank the best configuration of every strategy, engine, or given layout, in one table.
 
+    A strategy or an engine that cannot do the job is left out with the reason, as long as another
+    one can.
+
     \b
     Examples:
       axonn-tune compare --gpus 1024 --model 80b

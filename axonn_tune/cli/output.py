@@ -88,7 +88,7 @@ def emit_as(
 
 
 def in_width_of(output: str | None, text: Callable[[], str]) -> str:
-    """Return a text whose tables suit a wide terminal, or a file, whose lines are as long as ever."""
+    """Return a text whose tables suit a wide terminal, or the lines of a file."""
     from axonn_tune.report.table import tables_of_width
 
     with tables_of_width(_FILE_WIDTH if output is not None else _printed_width()):
