@@ -61,7 +61,7 @@ def track_record_line(scenario: Scenario) -> str:
     if record.kind:
         remarks.append(record.kind)
     elif scenario.kind:
-        remarks.append(f"of any training, since {scenario.kind} has too few")
+        remarks.append(f"of all kinds of training, since there are too few of {scenario.kind}")
     remark = f" ({'; '.join(remarks)})" if remarks else ""
     return (
         f"Track record of {strategy.name}{engine} {place}: "

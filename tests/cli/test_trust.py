@@ -95,4 +95,4 @@ def test_runs_of_another_kind_are_said_to_stand_for_too_few(capsys):
     _, text, _ = run_cli(capsys, "suggest", *job, *words, "--lora-rank", "8", *_ATTENTION)
     (line,) = [line for line in text.splitlines() if line.startswith("Track record")]
     assert ") (" not in line.partition("published run")[2] and "all kinds" not in line
-    assert "of any training, since adapters in experts has too few)" in line
+    assert "of all kinds of training, since there are too few of adapters in experts)" in line
