@@ -94,5 +94,5 @@ def test_runs_of_another_kind_are_said_to_stand_for_too_few(capsys):
     words = ["--strategy", "megatron", "--engine", "nanotron", "--micro-batch", "1"]
     _, text, _ = run_cli(capsys, "suggest", *job, *words, "--lora-rank", "8", *_ATTENTION)
     (line,) = [line for line in text.splitlines() if line.startswith("Track record")]
-    assert ") (" not in line.partition("published run")[2] and "all kinds" not in line
+    assert ") (" not in line.partition("published run")[2] and "(all kinds)" not in line
     assert "of all kinds of training, since there are too few of adapters in experts)" in line
