@@ -14,6 +14,9 @@ pytest_plugins = ["slurm.cluster", "emulated.ability", "browser.chromium", "repr
 # Threads of torch spin while they wait, and take the cores on which other tests run.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Tables that are printed take the width of the developer's terminal from it.
+os.environ.pop("COLUMNS", None)
+
 settings.register_profile(
     "quick", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -9,30 +9,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-from axonn_tune.api.contenders import (
-    Contender,
-    able_of,
-    contenders_of,
-    named_layout,
-)
+from axonn_tune.api.comparing import comparison
 from axonn_tune.api.searching import (
     MachineLike,
     ModelLike,
     build_search,
-    is_special,
     loaded,
     loaded_machine,
-    names_of_all_strategies,
-    options_of_each,
-    usual_strategy,
 )
 from axonn_tune.errors import InputError
-from axonn_tune.io.presets import load_engine, machine_of_gpu
+from axonn_tune.io.presets import machine_of_gpu
 from axonn_tune.options import SEARCH, SearchOptions, with_options
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.search.rank import Best, Detail, Each, rank_best, with_best_batch
+from axonn_tune.search.rank import rank_best, with_best_batch
 from axonn_tune.search.search import Search
-from axonn_tune.spec.checks import require_choice, whole_number
+from axonn_tune.spec.checks import require_count
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
@@ -61,7 +52,7 @@ def suggest(
     Parameters
     ----------
     top_n : int or None
-        Number of rows; None returns all.
+        Number of rows, at least 1; None returns all.
     {options}
 
     Returns
@@ -77,6 +68,8 @@ def suggest(
     AxonnTuneError
         An option is wrong, or no layout is legal and fits.
     """
+    if top_n is not None:
+        require_count("suggest", "top_n", top_n)
     ranking = rank_best(build_search(model, gpus, machine, **options), top_n)
     return _frame(ranking.search, ranking.top(top_n))
 
@@ -108,16 +101,19 @@ def compare(
     -------
     pandas.DataFrame
         One row per strategy or layout, and per value of what is varied, with the columns of
-        `suggest`; axes that a strategy lacks are ``<NA>``.
+        `suggest`; axes that a strategy lacks are ``<NA>``. ``attrs["left_out"]`` names by reason
+        the strategies and engines that cannot do the job.
 
     Raises
     ------
     AxonnTuneError
-        An option is wrong.
+        An option is wrong, or nothing to compare can do the job.
     """
-    contenders = comparison(model, gpus, machine, strategies, grids, vary, **options)
-    predictions = [best.prediction for best in contenders]
-    return _frame(contenders[0].search, [best for best in predictions if best is not None])
+    compared = comparison(model, gpus, machine, strategies, grids, vary, **options)
+    predictions = [best.prediction for best in compared.best]
+    frame = _frame(compared.best[0].search, [best for best in predictions if best is not None])
+    frame.attrs["left_out"] = compared.left_out
+    return frame
 
 
 def _layout(grid: LayoutLike) -> Layout | str:
@@ -132,85 +128,6 @@ def _layout(grid: LayoutLike) -> Layout | str:
             "the sizes by axis"
         )
     return "x".join(map(str, grid))
-
-
-# What a comparison varies, by the names that users give it.
-VARIED = {"batch": "global_batch", "seq_len": "seq_len", "micro_batch": "micro_batch"}
-
-
-def comparison(
-    model: ModelLike,
-    gpus: int,
-    machine: MachineLike | None = None,
-    strategies: Sequence[str] | None = None,
-    grids: Sequence[str] = (),
-    vary: Sequence[str] = (),
-    each: Each = iter,
-    detail: Detail = "chance",
-    **options: Unpack[SearchOptions],
-) -> list[Best]:
-    """Return what `compare` shows: for each value of what is varied, the best of each contender.
-
-    The predictions of given grids state no chance, whatever `detail` is wanted.
-    """
-    from axonn_tune.studies.compare import compare as compare_searches
-    from axonn_tune.studies.compare import compare_layouts
-
-    if grids and strategies:
-        raise InputError("give either --grid with its strategy, or --strategies, not both")
-    engine = options.get("engine")
-    # All searches share what is read once.
-    model, machine = loaded(model), loaded_machine(machine)
-    layouts: list[str] = []
-    if grids:
-        usual = _usual_contender(model, engine)
-        named = [named_layout(text, usual) for text in grids]
-        contenders = [contender for contender, _ in named]
-        layouts = [layout for _, layout in named]
-    else:
-        names = strategies or names_of_all_strategies(model, **options)
-        contenders = contenders_of(names, engine, is_named=bool(strategies))
-        contenders = able_of(model, contenders, is_special(options)) or contenders
-    best: list[Best] = []
-    for values in _varied(vary):
-        own = options_of_each(
-            [contender.strategy for contender in contenders], {**options, **values}
-        )
-        searches = [
-            build_search(model, gpus, machine, **own[contender.strategy] | contender._asdict())
-            for contender in contenders
-        ]
-        if layouts:
-            best += compare_layouts(list(zip(searches, layouts, strict=True)), each)
-        else:
-            best += compare_searches(searches, each, detail)
-    return best
-
-
-def _usual_contender(model: Model, engine: str | None) -> Contender:
-    """Return what carries out a layout for which neither a strategy nor an engine is named."""
-    named = None if engine is None else load_engine(engine)
-    return Contender(usual_strategy(model, named), engine)
-
-
-def _varied(vary: Sequence[str]) -> list[dict[str, int]]:
-    """Return every combination of the values of options that texts such as ``batch=8,16`` name."""
-    combinations: list[dict[str, int]] = [{}]
-    for text in vary:
-        name, _, values = text.partition("=")
-        require_choice("--vary", "name", name.strip(), tuple(VARIED))
-        numbers = [whole_number(value.strip()) for value in values.split(",")]
-        counts = [number for number in numbers if number is not None]
-        if len(counts) < len(numbers):
-            raise InputError(
-                f"--vary {text[:40]}: allowed: counts with commas, such as {name}=512,1024"
-            )
-        combinations = [
-            {**combination, VARIED[name.strip()]: count}
-            for combination in combinations
-            for count in counts
-        ]
-    return combinations
 
 
 @with_options(SEARCH)
@@ -433,8 +350,8 @@ def plan(
     Parameters
     ----------
     gpus : int or None
-        Number of GPUs; None for the fewest that meet the deadline, or for those that finish soonest
-        within the budget.
+        Number of GPUs; None for the fewest that meet the deadline, for those that finish soonest
+        within the budget, or with both limits for those that take the fewest node-hours.
     tokens : float or None
         Tokens of the whole run; by default as many as the budget buys, or without a budget 20 for
         each parameter (Chinchilla).

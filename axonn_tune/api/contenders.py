@@ -31,6 +31,11 @@ class Contender(NamedTuple):
     strategy: str
     engine: str | None
 
+    @property
+    def title(self) -> str:
+        """The name under which a user knows it: the engine's, if one is named."""
+        return self.engine or self.strategy
+
 
 def strategies_of(model: Model, strategies: Sequence[str], is_special: bool = False) -> list[str]:
     """Return those of some strategies that predict a model, and a job with special parts."""
@@ -48,17 +53,19 @@ def able_of(
 
 def with_precision(precision: str, strategies: Sequence[str]) -> list[str]:
     """Return those of some strategies whose usual engine has a precision."""
-    engines = {name: load_engine(USUAL_ENGINES[name]) for name in strategies}
-    return [name for name, engine in engines.items() if engine.has_precision(precision)]
+    usual = {USUAL_ENGINES[name] for name in strategies}
+    able = {engine for engine in usual if load_engine(engine).has_precision(precision)}
+    return [name for name in strategies if USUAL_ENGINES[name] in able]
 
 
 def left_out_of(
-    scenario: Scenario, searched: Collection[str], wanted: Collection[str] | None
+    scenario: Scenario, compared: Collection[str], wanted: Sequence[Contender]
 ) -> dict[str, list[str]]:
-    """Return by reason the strategies that were wanted and not searched; None wants all."""
+    """Return by reason the titles of the contenders whose strategies were not compared."""
     model, precision = scenario.model, scenario.job.precision
-    missing = [name for name in (STRATEGIES if wanted is None else wanted) if name not in searched]
-    placing = strategies_of(model, missing)
+    missing = [contender for contender in wanted if contender.strategy not in compared]
+    strategies = [contender.strategy for contender in missing]
+    placing = strategies_of(model, strategies)
     special = scenario.job.special_parts
     training = strategies_of(model, placing, bool(special))
     able = with_precision(precision, training)
@@ -70,10 +77,14 @@ def left_out_of(
             name for name in placing if name not in training
         ],
         f"since models with {parts} are predicted for {placers} only": [
-            name for name in missing if name not in placing
+            name for name in strategies if name not in placing
         ],
     }
-    return {reason: names for reason, names in reasons.items() if names}
+    return {
+        reason: [contender.title for contender in missing if contender.strategy in names]
+        for reason, names in reasons.items()
+        if names
+    }
 
 
 def require_trained(job: Job, model: Model, strategy: str) -> None:
@@ -117,8 +128,10 @@ def require_predicted(model: Model, strategy: str) -> None:
 
 def contenders_of(
     strategies: Sequence[str], engines: str | None, is_named: bool
-) -> list[Contender]:
+) -> tuple[list[Contender], dict[str, list[str]]]:
     """Return the strategies, or engines with the strategies that they carry out.
+
+    Engines that carry out none of the strategies are returned besides, by the reason.
 
     Parameters
     ----------
@@ -133,21 +146,27 @@ def contenders_of(
     Raises
     ------
     InputError
-        An engine carries out none of the strategies that the user named.
+        No engine carries out any of the strategies that the user named.
     """
     if engines is None:
-        return [Contender(strategy, None) for strategy in strategies]
+        return [Contender(strategy, None) for strategy in strategies], {}
     contenders = []
+    left_out: dict[str, list[str]] = {}
     for name in map(str.strip, engines.split(",")):
         carried_out = load_engine(name).strategies
         wanted = strategies if is_named else carried_out[:1]
         own = [strategy for strategy in carried_out if strategy in wanted]
         if not own:
-            raise InputError(
-                f"engine {name} carries out {' and '.join(carried_out)}, not {' or '.join(wanted)}"
-            )
+            others = f"carries out {' and '.join(carried_out)}, not {' or '.join(wanted)}"
+            left_out.setdefault(f"which {others}", []).append(name)
         contenders += [Contender(strategy, name) for strategy in own]
-    return contenders
+    if not contenders:
+        refused = [
+            f"engine {names[0]} {reason.removeprefix('which ')}"
+            for reason, names in left_out.items()
+        ]
+        raise InputError("; ".join(refused))
+    return contenders, left_out
 
 
 def named_layout(text: str, usual: Contender) -> tuple[Contender, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,8 +16,7 @@ from axonn_tune.cli.options import (
 from axonn_tune.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from axonn_tune.search.rank import Best
-    from axonn_tune.search.search import Search
+    from axonn_tune.api.comparing import Comparison
 
 
 @click.command("compare")
@@ -58,6 +56,9 @@ def command(
 ) -> None:
     """Rank the best configuration of every strategy, engine, or given layout, in one table.
 
+    A strategy or an engine that cannot do the job is left out with the reason, as long as another
+    one can.
+
     \b
     Examples:
       axonn-tune compare --gpus 1024 --model 80b
@@ -68,11 +69,11 @@ def command(
       axonn-tune compare --gpus 64 --model llama3-8b --machine dgx-h100 \\
         --engine megatron-core,nanotron,fsdp2,fsdp2-eager,deepspeed
     """
-    from axonn_tune.api.answers import comparison
+    from axonn_tune.api.comparing import comparison
     from axonn_tune.cli.output import detail_shown
 
     names = [name.strip() for name in strategies.split(",")] if strategies else None
-    contenders = comparison(
+    compared = comparison(
         machine=machine,
         strategies=names,
         grids=grids,
@@ -81,34 +82,13 @@ def command(
         detail=detail_shown(output_format),
         **options,
     )
-    emit_comparison(
-        contenders, machine, output_format, output, _wanted(names, grids, options["engine"])
-    )
-
-
-def _wanted(
-    names: list[str] | None, grids: Sequence[str], engines: str | None
-) -> Sequence[str] | None:
-    """Return the strategies that a comparison was asked for; None for all."""
-    from axonn_tune.api.contenders import contenders_of
-
-    if grids:
-        return []
-    if engines is None:
-        return names
-    return [c.strategy for c in contenders_of(names or [], engines, is_named=names is not None)]
+    emit_comparison(compared, machine, output_format, output)
 
 
 def emit_comparison(
-    contenders: Sequence[Best],
-    machine: str | None,
-    output_format: str,
-    output: str | None,
-    wanted: Sequence[str] | None,
+    compared: Comparison, machine: str | None, output_format: str, output: str | None
 ) -> None:
     """Show the best answers to several searches, on the machine that the user named.
-
-    Strategies that were `wanted` (None for all) and are left out are named.
 
     Raises
     ------
@@ -119,22 +99,14 @@ def emit_comparison(
     from axonn_tune.errors import NoCandidateError
     from axonn_tune.report import compare as report
 
-    left_out = left_out_of([best.search for best in contenders], wanted)
+    best, left_out = compared.best, compared.left_out
     emit_as(
         output_format,
         output,
-        table=lambda: with_machine_remark(report.comparison_text(contenders, left_out), machine),
-        json=lambda: report.comparison_document(contenders, left_out),
-        yaml=lambda: report.comparison_document(contenders, left_out),
-        csv=lambda: report.comparison_records(contenders),
+        table=lambda: with_machine_remark(report.comparison_text(best, left_out), machine),
+        json=lambda: report.comparison_document(best, left_out),
+        yaml=lambda: report.comparison_document(best, left_out),
+        csv=lambda: report.comparison_records(best),
     )
-    if all(best.prediction is None for best in contenders):
+    if all(one.prediction is None for one in best):
         raise NoCandidateError("nothing to compare has a layout; --format table says why")
-
-
-def left_out_of(searches: Sequence[Search], wanted: Sequence[str] | None) -> dict[str, list[str]]:
-    """Return by reason the strategies that were wanted, None for all, and that no search has."""
-    from axonn_tune.api.contenders import left_out_of as left_out
-
-    searched = {search.scenario.strategy.name for search in searches}
-    return left_out(searches[0].scenario, searched, wanted)

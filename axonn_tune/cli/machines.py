@@ -29,11 +29,12 @@ def list_command() -> None:
     Example:
       axonn-tune machines list
     """
-    from axonn_tune.cli.output import emit
+    from axonn_tune.cli.output import emit, in_width_of
     from axonn_tune.io.presets import as_found, list_machines, load_machine
     from axonn_tune.report.machines import machines_table
 
-    emit(machines_table(as_found(load_machine, list_machines())), None)
+    found = as_found(load_machine, list_machines())
+    emit(in_width_of(None, lambda: machines_table(found)), None)
 
 
 @command.command("show")

@@ -36,6 +36,8 @@ def _styled(text: str) -> str:
 _DEFAULT_REMARK = " (the default; choose with --machine)"
 # Number of operations that a table shows without --all.
 SHOWN_OPERATIONS = 25
+# Number of characters that a line of a table has in a file.
+_FILE_WIDTH = 100
 
 
 def emit(text: str, output: str | None) -> None:
@@ -81,8 +83,26 @@ def emit_as(
     elif output_format == "markdown" and markdown is not None:
         text = markdown()
     else:
-        text = table()
+        text = in_width_of(output, table)
     emit(text, output)
+
+
+def in_width_of(output: str | None, text: Callable[[], str]) -> str:
+    """Return a text whose tables suit a wide terminal, or the lines of a file."""
+    from axonn_tune.report.table import tables_of_width
+
+    with tables_of_width(_FILE_WIDTH if output is not None else _printed_width()):
+        return text()
+
+
+def _printed_width() -> int:
+    """Return the columns of the terminal, or those that COLUMNS says, but not fewer than a file's.
+
+    A narrow terminal wraps the lines of a table, and so keeps its columns.
+    """
+    import shutil
+
+    return max(shutil.get_terminal_size((_FILE_WIDTH, 24)).columns, _FILE_WIDTH)
 
 
 def detail_shown(output_format: str) -> Detail:

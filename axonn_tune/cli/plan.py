@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 @click.option(
     "--node-hours",
     metavar="HOURS",
-    help="Budget: the GPUs are found that finish soonest within it, or train most: 200k.",
+    help="Budget: the GPUs are found that finish soonest within it (with --deadline, those that "
+    "take least of it), or train most: 200k.",
 )
 @click.option("--gpu-hours", metavar="HOURS", help="The same budget in hours of a GPU: 1.6M.")
 @click.option("--gpu-mtbf", metavar="TIME", help="Mean time between interruptions of one GPU: 6y.")
@@ -77,13 +78,16 @@ def command(
 
     With --gpus the plan says whether these meet the deadline and the budget, and with which
     probability. Without, a deadline takes the fewest GPUs that meet it, and a budget those that
-    finish soonest within it. If none do, or no tokens are named, it buys as many as it can.
+    finish soonest within it. With both, the plan takes the fewest node-hours that meet the
+    deadline. If no GPUs keep to the budget, or no tokens are named, it buys as many tokens as it
+    can.
 
     \b
     Examples:
       axonn-tune plan --model 80b --tokens 2T --deadline 30d
       axonn-tune plan --model 80b --tokens 2T --gpus 2048 --deadline 30d
       axonn-tune plan --model 80b --tokens 1T --node-hours 250k
+      axonn-tune plan --model 80b --tokens 1T --node-hours 250k --deadline 60d
       axonn-tune plan --model 80b --node-hours 250k --deadline 60d
       axonn-tune plan --model 80b --tokens 2T --gpus 4096 --node-hour-price 12.5USD
       axonn-tune plan --model 20b --gpus 512 --machine frontier --gpu-mtbf 3y

@@ -162,7 +162,6 @@ def write_report(
     from datetime import datetime
 
     from axonn_tune import __version__
-    from axonn_tune.cli.compare import left_out_of
     from axonn_tune.cli.output import emit
     from axonn_tune.io.json_files import load_json
     from axonn_tune.io.package_data import page_parts
@@ -181,8 +180,18 @@ def write_report(
         n_details,
         measured,
         Progress("Playing candidates", quiet),
-        left_out_of(searches, None) if is_of_all else {},
+        _left_out_of(searches) if is_of_all else {},
     )
     emit(page_html(document, page_parts()), output)
     n_rows = len(document["rows"]["layout"])
     click.echo(f"{output}: {n_rows} of {document['n_candidates']} candidates", err=True)
+
+
+def _left_out_of(searches: Sequence[Search]) -> dict[str, list[str]]:
+    """Return by reason the strategies of which there is no search."""
+    from axonn_tune.api.contenders import Contender, left_out_of
+    from axonn_tune.strategies.named import STRATEGIES
+
+    searched = {search.scenario.strategy.name for search in searches}
+    everything = [Contender(name, None) for name in STRATEGIES]
+    return left_out_of(searches[0].scenario, searched, everything)

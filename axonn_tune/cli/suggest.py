@@ -98,14 +98,14 @@ def command(
         is_of_all = options["strategy"] == "all"
         write_report(page_searches(**options), words, html, quiet, is_of_all=is_of_all)
     if options["strategy"] == "all":
-        from axonn_tune.api.answers import comparison
+        from axonn_tune.api.comparing import comparison
         from axonn_tune.cli.compare import emit_comparison
         from axonn_tune.cli.progress import Progress
 
-        contenders = comparison(
+        compared = comparison(
             each=Progress("Searching", quiet), detail=detail_shown(output_format), **options
         )
-        emit_comparison(contenders, options["machine"], output_format, output, wanted=None)
+        emit_comparison(compared, options["machine"], output_format, output)
         return
     search = build_search(**options)
     if why_not is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Collection
 
-from axonn_tune.errors import FileError, choices_hint
+from axonn_tune.errors import FileError, spelling_hint
 from axonn_tune.io.files import FileName, file_name, read_text
 
 
@@ -28,6 +28,11 @@ def load_table(
         return _rows(path, csv_reader(path), required, optional)
     except csv.Error as error:
         raise FileError(f"{path}: malformed CSV: {error}") from None
+
+
+def _hint(column: str, known: Collection[str]) -> str:
+    """Return the nearest names of columns, and where all are: they are too many for a line."""
+    return f"{spelling_hint(column, known) or ';'} docs/score.md has all columns"
 
 
 def csv_reader(path: FileName) -> csv.DictReader[str]:
@@ -54,7 +59,7 @@ def _rows(
                 "one without unless index=False)"
             )
         if column not in known:
-            raise FileError(f"{path}: unknown column '{column}'{choices_hint(column, known)}")
+            raise FileError(f"{path}: unknown column '{column}'{_hint(column, known)}")
     missing = [column for column in required if column not in columns]
     if missing:
         raise FileError(f"{path}: column {', '.join(missing)} is missing")

@@ -81,9 +81,20 @@ def _header(prediction: Prediction, start: Start, missing: Sequence[str]) -> lis
         f"Predicted: {prediction.step_seconds:.3f} s a step, "
         f"{prediction.tflops_per_gpu:.1f} TFLOP/s per GPU{of_engine}.",
         *start.remarks,
+        *_router_warning(scenario),
         *memory_warning(prediction),
         "Fill in before you submit this script in its own folder:",
         *(f"- {text}" for text in to_fill_in),
+    ]
+
+
+def _router_warning(scenario: Scenario) -> list[str]:
+    """Return a sentence about a router that has to learn first, where experts are equally busy."""
+    if scenario.model.is_dense or scenario.job.expert_imbalance != 1.0:
+        return []
+    return [
+        "Predicted for equally busy experts: a router that is not trained yet, and mock data, may "
+        "keep some busier and make the step slower (--expert-imbalance predicts it)."
     ]
 
 

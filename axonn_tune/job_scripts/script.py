@@ -52,6 +52,9 @@ _WITH_LOW_PRODUCTS = ("megatron", "megatron-fsdp")
 # Frameworks whose scripts keep what modules save in the host's memory.
 _WITH_OFFLOADED_MODULES = ("megatron", "megatron-fsdp")
 
+# What trains adapters; no job script starts it.
+_OF_ADAPTERS = "NeMo and Megatron-Bridge train adapters, from scripts of their own"
+
 
 def engine_of(framework: str | None) -> str | None:
     """Return the engine by which layouts are chosen for a framework; None for the usual one."""
@@ -143,8 +146,9 @@ def _require_started(job: Job, framework: str) -> None:
         )
     if job.adapters is not None:
         raise InputError(
-            f"--lora-rank {job.adapters.rank}: {framework} has no options for adapters; allowed "
-            "where a script is written: a job that trains all weights"
+            f"--lora-rank {job.adapters.rank}: no job script is written for adapters, since "
+            f"{framework} has no options for them; allowed where a script is written: a job that "
+            f"trains all weights ({_OF_ADAPTERS})"
         )
     if job.frozen:
         raise InputError(

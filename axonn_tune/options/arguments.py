@@ -13,8 +13,15 @@ from typing import Any
 from axonn_tune.errors import InputError
 
 
-def plain(value: Any) -> Any:
-    """Return a value with plain numbers and lists in place of those of NumPy and pandas."""
+def plain(value: Any, kind: str = "") -> Any:
+    """Return a value with plain numbers and lists in place of those of NumPy and pandas.
+
+    A row of pandas becomes a mapping where the parameter's `kind` allows one.
+    """
+    if hasattr(value, "to_dict") and ("Layout" in kind or "Mapping" in kind):
+        named = value.to_dict()
+        if all(isinstance(name, str) for name in named):
+            return plain(named)
     if hasattr(value, "tolist"):  # a number, an array, a column of a table
         return value.tolist()
     if type(value) in (list, tuple):

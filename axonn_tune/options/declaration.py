@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, wraps
+from itertools import zip_longest
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from axonn_tune.errors import InputError, choices_hint
@@ -129,8 +130,12 @@ def with_options(known: Declarations) -> Callable[[Callable[P, R]], Callable[P, 
 
         @wraps(function)
         def checked(*arguments: P.args, **options: P.kwargs) -> R:
-            arguments = tuple(map(plain, arguments))  # type: ignore[assignment]
-            options = {name: plain(value) for name, value in options.items()}  # type: ignore[assignment]
+            arguments = tuple(  # type: ignore[assignment]
+                plain(value, kinds.get(name, "")) for name, value in zip_longest(names, arguments)
+            )[: len(arguments)]
+            options = {  # type: ignore[assignment]
+                name: plain(value, kinds.get(name, "")) for name, value in options.items()
+            }
             for name, value in zip(names, arguments, strict=False):
                 check_kind(function.__name__, name, kinds[name], value)
             for name in options:

@@ -17,6 +17,7 @@ from axonn_tune.studies.run_plan import CHINCHILLA_TOKENS_PER_PARAMETER, RunPlan
 from axonn_tune.studies.training_run import TrainingRun, checkpoint_bytes
 from axonn_tune.units import (
     DAY_SECONDS,
+    HOUR_SECONDS,
     counted,
     format_count,
     format_quantity,
@@ -60,7 +61,7 @@ def training_text(plan: RunPlan) -> str:
         [f"Counts that are not shown: {n_hidden}; --format csv has them.", ""] if n_hidden else [""]
     )
     parts += [key_values(_plan_pairs(plan)), ""]
-    parts += _size_lines(plan)
+    parts += [*_choice_lines(plan), *_size_lines(plan)]
     parts += [*memory_lines([best.best]), *trust_lines(best.search), assumption_line(best.search)]
     return "\n".join(parts)
 
@@ -88,6 +89,29 @@ def _droppable(limits: Limits) -> Sequence[str]:
     """Return the columns that the table may leave out, the unit of the budget not among them."""
     hours = "GPU-hours" if limits.gpu_hours is None else "node-hours"
     return "MWh", hours, "useful %", "MFU %", "batch", "step s"
+
+
+def _choice_lines(plan: RunPlan) -> list[str]:
+    """Say by what a budget chose the GPUs, if another limit would choose other ones."""
+    limits = plan.limits
+    if not plan.finds_gpus or not limits.has_budget:
+        return []
+    if limits.deadline_seconds is None and plan.is_bought:
+        return [
+            "Few GPUs train most for a budget, however long it takes: with --deadline, such as "
+            "60d, the plan trains most in that time."
+        ]
+    if limits.deadline_seconds is None:
+        return [
+            "These GPUs finish soonest within the budget: with --deadline, such as 60d, the plan "
+            "takes the fewest node-hours in that time."
+        ]
+    if plan.is_bought:
+        return []
+    return [
+        "These GPUs take the fewest node-hours within both limits; the rows above them are of more "
+        "GPUs. Without --deadline the plan is the soonest within the budget."
+    ]
 
 
 def _size_lines(plan: RunPlan) -> list[str]:
@@ -232,7 +256,7 @@ def _plan_pairs(plan: RunPlan) -> list[tuple[str, str]]:
         ("memory", f"{memory_text(best)} of {gib(best.memory_capacity_bytes):.0f} GiB"),
         (
             "time",
-            f"{_days(run.wall_seconds)} days{_range_remark(plan)}; "
+            f"{_with_noun(_days(run.wall_seconds))}{_range_remark(plan)}; "
             f"{_days(run.work_seconds)} without failures and checkpoints",
         ),
         *_limit_pairs(plan),
@@ -282,14 +306,24 @@ def _range_remark(plan: RunPlan) -> str:
 
 
 def _range(run: TrainingRun) -> str:
-    return "-".join(_days(seconds) for seconds in run.wall_seconds_range)
+    """Return the ends of a run's time in days, or in hours if both are below a day."""
+    low, high = run.wall_seconds_range
+    if high < DAY_SECONDS:
+        return f"{_digits(low / HOUR_SECONDS)}-{_days(high)}"
+    return f"{_digits(low / DAY_SECONDS)}-{_days(high)}"
 
 
 def _days(seconds: float) -> str:
-    days = seconds / DAY_SECONDS
-    if math.isinf(days):
+    """Return a time as a number of days, or in hours with their unit if it is below a day."""
+    if math.isinf(seconds):
         return "never"
-    return f"{days:.1f}" if days >= 1 else f"{days:.2g}"
+    if seconds < DAY_SECONDS:
+        return f"{_digits(seconds / HOUR_SECONDS)} h"
+    return _digits(seconds / DAY_SECONDS)
+
+
+def _digits(number: float) -> str:
+    return f"{number:.1f}" if number >= 1 else f"{number:.2g}"
 
 
 def _few_or_whole(amount: float) -> str:
@@ -297,10 +331,16 @@ def _few_or_whole(amount: float) -> str:
     return f"{amount:.0f}" if amount >= 10 else f"{amount:.3g}"
 
 
+def _with_noun(days: str) -> str:
+    """Return what `_days` writes, with the noun of a number of days."""
+    return days if days.endswith("h") else f"{days} days"
+
+
 def _days_text(seconds: float) -> str:
-    """Return a time as a number of days with its noun."""
-    days = f"{seconds / DAY_SECONDS:.3g}"
-    return f"{days} day" if days == "1" else f"{days} days"
+    """Return a time as a number of days with its noun, or of hours if it is below a day."""
+    unit, noun = (HOUR_SECONDS, "hour") if seconds < DAY_SECONDS else (DAY_SECONDS, "day")
+    number = f"{seconds / unit:.3g}"
+    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
 
 
 def training_document(plan: RunPlan) -> dict[str, Any]:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from textwrap import fill
 from typing import Any, TypeAlias, TypeVar
 
 Item = TypeVar("Item")
 # The header of a column, and what stands in it for an item.
 Column: TypeAlias = tuple[str, Callable[[Item], Any]]
-# Number of characters that a line of a table should not exceed.
+# Number of characters that a line should not exceed in a file, and that of prose anywhere.
 WIDTH = 100
+# The same of tables that are made at present: a terminal may have more room.
+_table_width = ContextVar("table_width", default=WIDTH)
 # What precedes a cell that stands below its row.
 _INDENT = "    "
+
+
+@contextmanager
+def tables_of_width(width: int) -> Iterator[None]:
+    """Let tables that are made meanwhile have lines of so many characters."""
+    before = _table_width.set(width)
+    try:
+        yield
+    finally:
+        _table_width.reset(before)
 
 
 def table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
@@ -37,7 +51,9 @@ def table_of(items: Iterable[Item], columns: Sequence[Column[Item]]) -> str:
 def fitted_table_of(
     items: Sequence[Item], columns: Sequence[Column[Item]], droppable: Sequence[str]
 ) -> str:
-    """Return a table of at most `WIDTH` characters a line, if leaving out some columns does it.
+    """Return a table that fits in a line, if leaving out some columns does it.
+
+    A line has `WIDTH` characters unless `tables_of_width` says otherwise.
 
     A line below the table names the columns that are left out.
 
@@ -57,7 +73,7 @@ def fitted_table(
     shown = list(headers)
     text = table(rows, headers)
     for dropped in droppable:
-        if max(map(len, text.splitlines())) <= WIDTH:
+        if max(map(len, text.splitlines())) <= _table_width.get():
             break
         shown = [header for header in shown if header != dropped]
         kept = [number for number, header in enumerate(headers) if header in shown]
@@ -70,7 +86,7 @@ def fitted_table(
 
 
 def cited_table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
-    """Return a table of at most `WIDTH` characters a line, with long last cells below their row."""
+    """Return a table that fits in a line of `WIDTH`, with long last cells below their row."""
     narrow = table([row[:-1] for row in rows], headers[:-1]).splitlines()
     width = max(map(len, narrow))
     room = WIDTH - width - 2

@@ -51,16 +51,18 @@ def track_record_line(scenario: Scenario) -> str:
     if record is None:
         return f"Track record of {strategy.name}: never compared with a measured step."
     gpu = scenario.machine.gpu.family
-    remark = ""
+    remarks = []
     if strategy.engine.record_title not in ("", record.engine):
-        remark = f" (of other engines, too; {strategy.engine.record_title} has too few)"
+        remarks.append(f"of other engines, too; {strategy.engine.record_title} has too few")
     place = f"on {record.gpu}" if record.gpu else "on all machines"
     if record.gpu != gpu:
         place += f", since {gpu} has too few"
     engine = f" ({record.engine})" if record.engine else ""
-    if scenario.kind:
-        kind = record.kind or "all kinds"
-        remark += f" ({kind})"
+    if record.kind:
+        remarks.append(record.kind)
+    elif scenario.kind:
+        remarks.append(f"of all kinds of training, since there are too few of {scenario.kind}")
+    remark = f" ({'; '.join(remarks)})" if remarks else ""
     return (
         f"Track record of {strategy.name}{engine} {place}: "
         f"{counted(record.n_runs, 'published run')}{remark}, mean error "

@@ -68,6 +68,14 @@ class Score:
     memory: MemoryVerdicts
     judged: tuple[JudgedRun, ...] = ()
 
+    def __repr__(self) -> str:
+        """Return the numbers of runs and their mean error: a notebook shows this."""
+        mean = "None" if self.mean_error is None else f"{self.mean_error:.3f}"
+        return (
+            f"Score(mean_error={mean}, {len(self.timed)} steps in .timed, "
+            f"{len(self.judged)} runs in .judged)"
+        )
+
     @property
     def mean_error(self) -> float | None:
         """Mean of the absolute errors of all timed steps; None if there are none."""

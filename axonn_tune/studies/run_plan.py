@@ -10,6 +10,7 @@ from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.no_fit import LARGEST_GPU_COUNT
 from axonn_tune.search.rank import Detail, Each
 from axonn_tune.search.search import Search
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.studies.limits import Limits
 from axonn_tune.studies.training_run import TrainingRun, causal_flops, training_run
 from axonn_tune.units import DAY_SECONDS
@@ -161,11 +162,11 @@ def spend_budget(
 ) -> list[TrainingRun]:
     """Return runs on falling GPU counts, the last one the best use of a budget.
 
-    Of the counts that train the tokens within the limits, the best is the one that ends soonest.
-    Where there is none, all runs are over the tokens that the limits let them train, and the best
-    trains most. The counts are those of `meet_deadline`, from all that the machine has, or on which
-    the budget lasts an hour, down to a node. Those are left out that could not be better at the
-    GPUs' peak.
+    Of the counts that train the tokens within the limits, the best is the one that ends soonest, or
+    with a deadline the cheapest: who names one has said how soon is soon enough. Where there is
+    none, all runs are over the tokens that the limits let them train, and the best trains most. The
+    counts are those of `meet_deadline`, from all that the machine has, or on which the budget lasts
+    an hour, down to a node. Those are left out that could not be better at the GPUs' peak.
 
     Raises
     ------
@@ -203,10 +204,15 @@ def _is_within(run: TrainingRun, limits: Limits) -> bool:
 
 
 def _merit(run: TrainingRun, limits: Limits) -> tuple[bool, float]:
-    """Return a key by which runs compare: in time and how soon, or else how much is trained."""
+    """Return a key by which runs compare: in time and at what cost, or else how much is trained."""
     if math.isfinite(run.tokens) and _is_within(run, limits):
-        return True, -run.wall_seconds
+        return True, -_cost(run.wall_seconds, run.scenario, limits)
     return False, run.tokens_within(limits.seconds(run.scenario))
+
+
+def _cost(wall_seconds: float, scenario: Scenario, limits: Limits) -> float:
+    """Return what is to be small among the runs within the limits: time, or nodes times time."""
+    return wall_seconds * (1 if limits.deadline_seconds is None else scenario.n_nodes)
 
 
 def _merit_at_peak(search: Search, tokens: float, limits: Limits) -> tuple[bool, float]:
@@ -215,7 +221,9 @@ def _merit_at_peak(search: Search, tokens: float, limits: Limits) -> tuple[bool,
     flops_per_s = _peak_flops_per_s(search) * scenario.job.n_gpus
     seconds_per_token = causal_flops(scenario, 1.0) / flops_per_s
     within = limits.seconds(scenario) / seconds_per_token
-    return (True, -tokens * seconds_per_token) if within >= tokens else (False, within)
+    if within < tokens:
+        return False, within
+    return True, -_cost(tokens * seconds_per_token, scenario, limits)
 
 
 def _over_what_limits_buy(runs: Sequence[TrainingRun], limits: Limits) -> list[TrainingRun]:

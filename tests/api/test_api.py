@@ -119,3 +119,26 @@ def test_numbers_and_lists_of_tables_and_arrays_are_taken_as_plain_ones():
 def test_values_of_another_kind_are_named(call, said):
     with pytest.raises(InputError, match=said):
         call()
+
+
+def test_no_rows_are_refused_as_on_the_command_line():
+    """An empty frame without columns came back, on which the next line of a notebook fails."""
+    with pytest.raises(InputError, match="suggest: top_n is 0; allowed: a whole number, 1 to"):
+        axonn_tune.suggest("tiny", 4, top_n=0)
+
+
+def test_a_row_of_pandas_is_a_layout():
+    """Its sizes were taken in their order, without their names."""
+    row = pandas.Series({"z": 2, "data": 4})
+    options = {"global_batch": 8, "machine": "perlmutter"}
+    assert str(axonn_tune.predict("tiny", 8, grid=row, **options).layout) == "1x1x2x4"
+    files = axonn_tune.launch("tiny", 8, grid=row, **options)
+    assert "1x1x2x4" in files["launch.sbatch"]
+
+
+def test_a_comparison_says_which_engines_cannot_do_the_job():
+    frame = axonn_tune.compare(
+        "llama3-8b", 8, "dgx-h100", engine="nanotron,megatron-core", precision="fp8"
+    )
+    assert list(frame["strategy"]) == ["megatron"]
+    assert list(frame.attrs["left_out"].values()) == [["nanotron"]]

@@ -298,3 +298,12 @@ def test_records_have_the_memory_that_the_errors_compare(tmp_path):
     assert first["measured_memory_gib"] == 40.0 and second["measured_memory_gib"] is None
     error = first["predicted_memory_gib"] / first["measured_memory_gib"] - 1.0
     assert scored.memory.errors == pytest.approx((error,))
+
+
+def test_a_notebook_shows_a_score_in_one_line(tmp_path):
+    """The text of all predictions had 634,000 characters."""
+    path = tmp_path / "runs.csv"
+    path.write_text("model,gpus,layout,global_batch,step_seconds\n" + 2 * "tiny,4,1x1x1x4,8,0.1\n")
+    scored = score(path)
+    text = f"Score(mean_error={scored.mean_error:.3f}, 2 steps in .timed, 2 runs in .judged)"
+    assert repr(scored) == text

@@ -157,3 +157,12 @@ def test_no_script_is_written_for_what_its_framework_cannot_do(capsys, tmp_path,
     output = ["--output", str(tmp_path / "run")]
     culprit = "where a script is written"
     assert_refused(capsys, "launch", *MEGATRON, *words, *output, culprit=culprit)
+
+
+def test_launch_says_that_no_script_is_written_for_adapters_and_who_trains_them(capsys, tmp_path):
+    words = [*MEGATRON, "--lora-rank", "8", "--micro-batch", "1", "--recompute", "none"]
+    for said in (
+        "no job script is written for adapters",
+        "NeMo and Megatron-Bridge train adapters",
+    ):
+        assert_refused(capsys, "launch", *words, "--output", str(tmp_path / "run"), culprit=said)

@@ -287,3 +287,45 @@ def test_a_layout_may_name_its_engine(capsys):
 def test_bad_comparisons_are_one_line(capsys, arguments, message):
     job = [word for word in JOB if word not in ("--recompute", "full")]
     assert_refused(capsys, "compare", *job, *arguments, culprit=message)
+
+
+H100 = ["--gpus", "8", "--model", "llama3-8b", "--machine", "dgx-h100", "--global-batch", "64"]
+
+
+@pytest.mark.parametrize(
+    ("words", "left_out"),
+    [
+        (
+            ["--engine", "nanotron,megatron-core", "--precision", "fp8"],
+            "Left out: nanotron, since precision is 'fp8'; allowed with engine nanotron: bf16.",
+        ),
+        (
+            ["--engine", "fsdp2,megatron-core", "--strategies", "megatron"],
+            "Left out: fsdp2, which carries out zero3, not megatron.",
+        ),
+    ],
+)
+def test_an_engine_that_cannot_do_the_job_is_left_out(capsys, words, left_out):
+    """It ended the whole comparison, where a strategy that cannot only has its line."""
+    code, out, err = run_cli(capsys, "compare", *H100, *words, "--recompute", "none")
+    assert code == 0, err
+    assert left_out in out.splitlines() and "\nmegatron  " in out
+    _, text, _ = run_cli(
+        capsys, "compare", *H100, *words, "--recompute", "none", "--format", "json"
+    )
+    document = json.loads(text)
+    assert document["left_out"] == [words[1].partition(",")[0]]
+    assert [each["engine"] for each in document["strategies"]] == ["megatron-core"]
+
+
+def test_engines_of_which_none_can_do_the_job_are_refused(capsys):
+    words = ["--engine", "nanotron,nanogpt", "--precision", "fp8"]
+    assert_refused(capsys, "compare", *H100, *words, culprit="allowed with engine nanotron: bf16")
+
+
+def test_engines_are_left_out_by_their_own_names(capsys):
+    """Two engines of a strategy were said to be one strategy, twice."""
+    job = ["--gpus", "16", "--model", "mixtral-8x7b", "--machine", "dgx-h100"]
+    words = ["--engine", "axonn,nanogpt,megatron-core", "--recompute", "none", "--max-tp", "2"]
+    _, out, _ = run_cli(capsys, "compare", *job, *words)
+    assert "Left out: axonn, nanogpt, since models with experts are predicted for" in out

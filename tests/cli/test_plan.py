@@ -149,3 +149,35 @@ def test_fine_tuning_has_no_compute_optimal_number_of_tokens(capsys, part):
     assert_refused(capsys, *job, culprit="give --tokens: the default")
     code, text, _ = run_cli(capsys, *job, "--tokens", "10M")
     assert code == 0 and "Chinchilla" not in text
+
+
+def test_a_budget_with_a_deadline_takes_the_fewest_node_hours_in_time(capsys):
+    """It took the most GPUs that the budget allows, for a run that had ten days."""
+    arguments = ["plan", "--model", "5b", "--tokens", "100B", "--node-hours", "1.2k"]
+    soonest = _document(capsys, *arguments)["runs"][-1]
+    both = [*arguments, "--deadline", "10d"]
+    *dearer, cheapest = _document(capsys, *both)["runs"]
+    assert cheapest["wall_seconds"] <= 10 * 86400
+    assert cheapest["node_hours"] < soonest["node_hours"]
+    assert cheapest["gpus"] < soonest["gpus"] <= max(run["gpus"] for run in dearer)
+    assert all(run["node_hours"] > cheapest["node_hours"] for run in dearer)
+    _, text, _ = run_cli(capsys, *both)
+    assert "These GPUs take the fewest node-hours within both limits" in text
+    _, text, _ = run_cli(capsys, *arguments)
+    assert "finish soonest within the budget: with --deadline, such as 60d" in text
+
+
+def test_a_budget_alone_says_that_a_deadline_can_be_given(capsys):
+    _, text, _ = run_cli(capsys, "plan", "--model", "5b", "--node-hours", "1k")
+    assert (
+        "Few GPUs train most for a budget, however long it takes: with --deadline, such as" in text
+    )
+
+
+def test_a_run_of_less_than_a_day_has_its_time_in_hours(capsys):
+    arguments = ["plan", "--model", "5b", "--tokens", "5B", "--gpus", "64", "--deadline", "12h"]
+    (run,) = _document(capsys, *arguments)["runs"]
+    _, text, _ = run_cli(capsys, *arguments)
+    hours = f"{run['wall_seconds'] / 3600:.1f}"
+    assert f"time         {hours} h (" in text and f" {hours} h " in text.split("GPUs  ")[1]
+    assert "deadline     12 hours: the run ends" in text

@@ -37,3 +37,27 @@ def test_progress_shows_after_two_seconds_on_a_terminal_only(monkeypatch):
     assert shown(Terminal(), quiet=True) == ""
     assert shown(Terminal(), patience=60.0) == ""
     assert shown(io.StringIO()) == ""
+
+
+def test_a_table_takes_the_width_of_the_terminal_and_a_file_stays_as_it_is(
+    capsys, monkeypatch, tmp_path
+):
+    """MFU and tokens/s fell out of every table, however wide the terminal."""
+    path = tmp_path / "table.txt"
+    words = ["compare", "--gpus", "8", "--model", "llama3-8b", "--machine", "dgx-h100"]
+    words += ["--strategies", "zero3", "--global-batch", "64", "--recompute", "full"]
+
+    def printed(columns=None, output=()):
+        if columns is not None:
+            monkeypatch.setenv("COLUMNS", columns)
+        main([*words, *output])
+        return capsys.readouterr().out
+
+    usual = printed()
+    assert "There is no room for: " in usual and "tokens/s" not in usual.split("There is")[0]
+    assert max(map(len, usual.splitlines()[2:5])) <= 100
+    wide = printed("200")
+    assert "There is no room" not in wide and "  tokens/s  exposed  " in wide
+    assert printed("20") == usual
+    printed("200", ["--output", str(path)])
+    assert path.read_text() == usual

@@ -53,6 +53,7 @@ def test_the_track_record_says_what_it_is_of(capsys, strategy, machine, said):
     assert said in text
 
 
+_ATTENTION = ["--lora-targets", "attention"]
 SEVERAL_SEARCHES = [
     ["compare", "--gpus", "8", "--strategies", "axonn,zero3"],
     ["suggest", "--gpus", "8", "--strategy", "all"],
@@ -76,3 +77,22 @@ def test_a_table_of_several_searches_computes_no_chance_that_it_does_not_show(
     assert "90 % interval" in table and not wanted
     _, printed, _ = run_cli(capsys, *command, *JOB, "--format", "json")
     assert '"p_best": 0.' in printed and '"p_best": null' not in printed and wanted
+
+
+def test_runs_of_another_kind_are_said_to_stand_for_too_few(capsys):
+    """It said "(all kinds)" behind another bracket."""
+    job = [
+        "--gpus",
+        "8",
+        "--model",
+        "mixtral-8x7b",
+        "--machine",
+        "frontier",
+        "--global-batch",
+        "64",
+    ]
+    words = ["--strategy", "megatron", "--engine", "nanotron", "--micro-batch", "1"]
+    _, text, _ = run_cli(capsys, "suggest", *job, *words, "--lora-rank", "8", *_ATTENTION)
+    (line,) = [line for line in text.splitlines() if line.startswith("Track record")]
+    assert ") (" not in line.partition("published run")[2] and "(all kinds)" not in line
+    assert "of all kinds of training, since there are too few of adapters in experts)" in line

@@ -91,3 +91,10 @@ def test_changed_virtual_stages_are_told_of(capsys):
 def test_a_change_that_changes_nothing_says_so(capsys):
     _, out, _ = run_cli(capsys, "whatif", *JOB, "--set", "gpu.memory=1.0001x")
     assert "The best step takes as long; the layout stays." in out
+
+
+def test_a_kept_layout_has_no_rivals(capsys):
+    """docs/json.md said null."""
+    words = ["--gpus", "8", "--model", "tiny", "--global-batch", "8", "--format", "json"]
+    _, text, _ = run_cli(capsys, "whatif", *words, "--set", "inter_node.bandwidth=2x")
+    assert json.loads(text)["what_if"]["kept"]["p_best"] == 1.0

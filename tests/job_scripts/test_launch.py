@@ -431,3 +431,12 @@ def test_megatron_says_what_its_log_shows(tmp_path, capsys):
     scores = 12 * 80 * 8192 * 8192 * 2048 * 8192 / (512 * seconds * 1e12)
     shown = float(re.search(r"it shows about ([\d.]+) TFLOP/s", script)[1])
     assert shown == pytest.approx(counted - scores / 2, abs=0.2)
+
+
+@pytest.mark.parametrize("imbalance", [1.0, 1.5])
+def test_a_script_says_that_a_router_has_to_learn_first(imbalance):
+    """Mock data and a router without training made steps of experts slower than predicted."""
+    options = {"expert_imbalance": imbalance, "micro_batch": 1, "recompute": "full"}
+    search = build_search("olmoe-1b-7b", 8, "dgx-h100", strategy="megatron", **options)
+    script = launch_files(best_of_layout(search, "data=8,expert=8"))["launch.sbatch"]
+    assert ("(--expert-imbalance predicts it)" in script) == (imbalance == 1.0)

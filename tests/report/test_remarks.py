@@ -3,7 +3,7 @@
 import pytest
 
 import axonn_tune
-from axonn_tune.api.answers import comparison
+from axonn_tune.api.comparing import comparison
 from axonn_tune.api.searching import build_search
 from axonn_tune.report.compare import comparison_text
 from axonn_tune.report.explain import explanation_text
@@ -90,7 +90,7 @@ def test_layouts_without_a_strategy_are_compared_as_suggest_would():
 
 def test_one_strategy_one_step_and_one_sequence_are_singular():
     """Each of these texts was seen with the plural of one."""
-    bests = comparison("5b", 16, strategies=["zero3"], global_batch=16)
+    bests = comparison("5b", 16, strategies=["zero3"], global_batch=16).best
     assert ": the best layout of zero3\n" in comparison_text(bests, {})
     explanation, text = explained("5b", 16, "tensor=1,data=16", global_batch=16, micro_batch=1)
     assert explanation.prediction.n_microsteps == 1 and "; 1 micro-step; " in text
@@ -116,7 +116,7 @@ def test_flops_are_told_with_the_mask_of_attention_where_it_takes_many_off():
 def test_a_comparison_names_the_engine_and_the_overlap_of_each_strategy():
     """Those of the fastest row alone would be said of all others, too."""
     options = {"model": "llama3-8b", "gpus": 8, "machine": "dgx-h100", "global_batch": 64}
-    of_strategies = comparison(strategies=["axonn", "megatron", "zero3"], **options)
+    of_strategies = comparison(strategies=["axonn", "megatron", "zero3"], **options).best
     line = comparison_text(of_strategies, {}).splitlines()[-1]
     for said in (
         "ORS+OAG for zero3",
@@ -125,7 +125,7 @@ def test_a_comparison_names_the_engine_and_the_overlap_of_each_strategy():
         "fsdp2 for zero3",
     ):
         assert said in line
-    line = comparison_text(comparison(strategies=["zero3"], **options), {}).splitlines()[-1]
+    line = comparison_text(comparison(strategies=["zero3"], **options).best, {}).splitlines()[-1]
     assert "overlap ORS+OAG, kernel tuning on, engine FSDP2, compiled" in line
 
 

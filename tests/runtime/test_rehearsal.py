@@ -295,3 +295,12 @@ def test_kernels_of_one_element_at_a_time_are_known(function, n_strided):
         function(values, row)
     kernels = of_kind(tape.counts, OtherKernel)
     assert sum(count for kernel, count in kernels.items() if kernel.is_strided) == n_strided
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this torch has a GPU")
+@pytest.mark.parametrize("line", ["torch.nn.Linear(8, 8).to('cuda')", "torch.cuda.set_device(0)"])
+def test_a_script_that_asks_for_a_gpu_is_told_what_to_do(tmp_path, line):
+    path = tmp_path / "train.py"
+    path.write_text(f"import torch\n{line}\n")
+    with pytest.raises(InputError, match=r"line 2: .*; a rehearsal needs no GPU, .* else 'cpu'"):
+        rehearse_script(str(path), 2)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from axonn_tune.api.answers import comparison
+from axonn_tune.api.comparing import comparison
 from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.io.presets import load_machine
@@ -91,7 +91,7 @@ def test_an_engine_that_cannot_offload_is_refused_and_the_others_compared():
         rank_candidates(search_of(strategy="axonn", engine="axonn"))
     bests = {
         best.search.scenario.strategy.name: best
-        for best in comparison("5b", 8, "perlmutter", global_batch=64, offload="optimizer")
+        for best in comparison("5b", 8, "perlmutter", global_batch=64, offload="optimizer").best
     }
     assert bests["megatron"].prediction is not None and bests["zero3"].prediction is not None
     assert "keeps optimizer states on the GPU" in bests["axonn"].reason

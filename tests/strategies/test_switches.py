@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from axonn_tune.api.answers import comparison
+from axonn_tune.api.comparing import comparison
 from axonn_tune.api.searching import build_search
 from axonn_tune.cli.report import page_searches
 from axonn_tune.errors import InputError
@@ -101,7 +101,7 @@ def test_a_comparison_keeps_gathered_weights_where_they_can_be_kept():
     bests = comparison("5b", 16, strategies=["axonn", "zero3"], keep_gathered_weights=True)
     kept = {
         best.search.scenario.strategy.name: assumptions(best.search)["keep_gathered_weights"]
-        for best in bests
+        for best in bests.best
     }
     assert kept == {"axonn": True, "zero3": False}
 
@@ -113,7 +113,7 @@ def test_a_comparison_keeps_gathered_weights_where_they_can_be_kept():
 def test_a_comparison_gives_a_switch_to_the_strategies_that_have_it(switch, value, owner):
     def strategies_with(**options):
         bests = comparison("llama3-8b", 8, "dgx-h100", ["axonn", "megatron", "zero3"], **options)
-        searched = [best.search.scenario.strategy for best in bests]
+        searched = [best.search.scenario.strategy for best in bests.best]
         return {strategy.name: strategy for strategy in searched}
 
     usual, other = strategies_with(), strategies_with(**{switch: value})

@@ -26,6 +26,11 @@ from axonn_tune.spec.rehearsal import Rehearsal
 
 # The function of a script that makes one training step, if it has one.
 STEP = "step"
+# What to do where a script asks for a GPU that this torch does not have.
+_DEVICE_HINT = (
+    "; a rehearsal needs no GPU, and this torch has none: let the script take its device from "
+    "'cuda' if torch.cuda.is_available() else 'cpu', and call torch.cuda in the first case only"
+)
 
 
 def rehearse_script(path: str, n_ranks: int, arguments: Sequence[str] = ()) -> Rehearsal:
@@ -111,4 +116,5 @@ def _said(error: BaseException) -> str:
     if isinstance(error, AxonnTuneError):
         return str(error)
     said = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return text + _DEVICE_HINT if "cuda" in said.lower() and not torch.cuda.is_available() else text
