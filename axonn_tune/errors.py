@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+# A message names up to twenty problems of a file; the value of an option may be as long as a page.
+LONGEST_MESSAGE = 4000
+
 
 class AxonnTuneError(Exception):
     """Base of every error that names a wrong input and says what is allowed instead.
@@ -28,6 +31,15 @@ class FileError(AxonnTuneError):
 
 class NoCandidateError(AxonnTuneError):
     """No grid satisfies the constraints; the message says which of them ruled the grids out."""
+
+
+def shortened(text: str) -> str:
+    """Return a message without the middle of what it quotes, if it is longer than people read.
+
+    Its beginning names the culprit, and its end what is allowed.
+    """
+    half = LONGEST_MESSAGE // 2
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[:half]} [...] {text[-half:]}"
 
 
 def one_line(text: str) -> str:

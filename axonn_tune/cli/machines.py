@@ -152,11 +152,12 @@ def expect_command(
     from axonn_tune.errors import InputError
     from axonn_tune.io.presets import load_machine
     from axonn_tune.report.machines import expected_document, expected_text
-    from axonn_tune.spec.checks import require_choice
+    from axonn_tune.spec.checks import require_choice, require_count
     from axonn_tune.spec.plan import KINDS
     from axonn_tune.units import parse_size
 
     require_choice("machines expect", "--kind", kind, KINDS)
+    require_count("machines expect", "--nodes", nodes)
     machine = load_machine(name)
     used = ranks_per_node or machine.ranks_per_node
     if machine.ranks_per_node % used:

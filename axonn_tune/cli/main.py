@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from axonn_tune import __version__
-from axonn_tune.errors import AxonnTuneError, one_line
+from axonn_tune.errors import AxonnTuneError, one_line, shortened
 
 COMMANDS = {
     "suggest": "Rank the grids on which to train a model.",
@@ -187,7 +187,7 @@ def _drop_output() -> None:
 
 def _fail(message: str) -> None:
     with suppress(OSError):
-        click.echo("axonn-tune: " + one_line(message), err=True)
+        click.echo("axonn-tune: " + shortened(one_line(message)), err=True)
     sys.exit(2)
 
 

@@ -72,12 +72,14 @@ def require_not_negative(owner: str, name: str, value: float) -> None:
         raise InputError(f"{owner}: {name} is {value!r}; allowed: 0 or above")
 
 
-def require_count(owner: str, name: str, value: int, least: int = 1) -> None:
-    """Raise InputError unless the value is a whole number from `least` to `LARGEST_COUNT`."""
+def require_count(
+    owner: str, name: str, value: int, least: int = 1, most: int = LARGEST_COUNT
+) -> None:
+    """Raise InputError unless the value is a whole number from `least` to `most`."""
     whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not least <= value <= LARGEST_COUNT:
+    if not whole or not least <= value <= most:
         raise InputError(
-            f"{owner}: {name} is {value!r}; allowed: a whole number, {least} to {LARGEST_COUNT}"
+            f"{owner}: {name} is {value!r}; allowed: a whole number, {least} to {most}"
         )
 
 

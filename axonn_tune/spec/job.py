@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import require_between, require_choice, require_count
+from axonn_tune.spec.model import MOST_LAYERS
 from axonn_tune.spec.offload import offloaded_modules
 from axonn_tune.spec.precision import (
     BYTES_PER_ELEMENT,
@@ -142,7 +143,7 @@ class Job:
             raise InputError(f"job: moments is {self.moments}; allowed with offload: fp32")
         most = LARGEST_IMBALANCE
         require_between("job", "expert_imbalance", self.expert_imbalance, 1.0, most)
-        require_count("job", "mtp_modules", self.mtp_modules, least=0)
+        require_count("job", "mtp_modules", self.mtp_modules, least=0, most=MOST_LAYERS)
         if self.mtp_modules and self.adapters is not None:
             raise InputError(f"job: mtp_modules is {self.mtp_modules}; allowed with adapters: 0")
         self._require_trainable()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from axonn_tune.errors import InputError
+from axonn_tune.spec.checks import whole_number
 from axonn_tune.spec.model import Model
 
 # The modules of Megatron-LM at d98e8a64 (docs/user-guide/features/
@@ -71,12 +72,12 @@ def offloaded_layers(text: str) -> int:
     """
     if not text.startswith(_LAYERS_PREFIX):
         return 0
-    number = text.removeprefix(_LAYERS_PREFIX)
-    if not number.isdecimal() or int(number) == 0:
+    number = whole_number(text.removeprefix(_LAYERS_PREFIX))
+    if not number:
         raise InputError(
             f"job: offload_modules is '{text}'; allowed: {_LAYERS_PREFIX}N with N at least 1"
         )
-    return int(number)
+    return number
 
 
 def require_offload(model: Model, strategy: str, allowed: Sequence[str], text: str) -> None:

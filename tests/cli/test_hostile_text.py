@@ -7,6 +7,7 @@ import pytest
 from command_line import assert_refused, run_cli
 
 from axonn_tune.cli.output import as_csv
+from axonn_tune.errors import LONGEST_MESSAGE
 from axonn_tune.io.presets import load_machine
 from axonn_tune.io.yaml_files import save_yaml
 
@@ -18,6 +19,9 @@ NAMES = [
     "=1+2 ../../x it's `id`",
     '"</script> {x} %s',
 ]
+
+
+TINY = ["--gpus", 8, "--model", "tiny"]
 
 
 def model_named(tmp_path, name, **more):
@@ -79,8 +83,29 @@ def test_a_spreadsheet_computes_nothing_from_a_table():
         (["explain", "--gpus", 8, "--model", "tiny", "--grid", "²x1x1x1"], "grid '²x1x1x1'"),
         (["plan", "--gpus", 8, "--model", "tiny", "--tokens", "9" * 5000], "--tokens"),
         (["suggest", "--gpus", "9" * 5000, "--model", "tiny"], "--gpus"),
+        (["suggest", *TINY, "--offload-modules", "layers:" + "9" * 5000], "offload_modules"),
+        (["suggest", *TINY, "--offload-modules", "layers:٣"], "offload_modules"),
+        (["machines", "expect", "perlmutter", "--nodes", "9" * 400], "--nodes"),
         (["emulate", "--spec", "flat-8", "--", "/no/such"], "/no/such is no program"),
     ],
 )
 def test_numbers_of_other_scripts_or_of_5000_digits_are_refused(capsys, arguments, culprit):
     assert_refused(capsys, *arguments, culprit=culprit)
+
+
+def test_a_count_that_fills_the_memory_is_refused_before_anything_is_listed(capsys):
+    modules = ["--strategy", "megatron", "--mtp-modules"]
+    assert_refused(capsys, "suggest", *TINY, *modules, 2**30, culprit="mtp_modules is 1073741824")
+
+
+@pytest.mark.parametrize(
+    "option", ["--model", "--machine", "--engine", "--gx", "--recompute", "--schedule"]
+)
+def test_a_message_leaves_out_the_middle_of_a_value_as_long_as_a_page(capsys, option):
+    given = ["suggest", *TINY, option, "a" * 100_000]
+    assert_refused(capsys, *given, culprit="aaa [...] ")
+    *_, err = run_cli(capsys, *given)
+    assert len(err) < LONGEST_MESSAGE + 100
+    whole = run_cli(capsys, "suggest", *TINY, option, "a" * 1000)[2]
+    assert "a" * 1000 in whole and "[...]" not in whole
+    assert whole[-100:] == err[-100:], "what is allowed stands at the end"
