@@ -147,11 +147,6 @@ def alone(table, row):
     return CandidateTable(placements, np.zeros(1, np.int64), table.micro_batch[row : row + 1])
 
 
-def n_virtual_of(prediction):
-    """Virtual stages of each rank."""
-    return prediction.configuration.n_virtual
-
-
 def layout_of_prediction(prediction):
     """The layout of a prediction."""
     return prediction.layout

@@ -108,7 +108,7 @@ class Ranking:
     paper_seconds: Array | None
     rejected: Mapping[str, int]
     n_evaluated: int
-    n_bounded: int = 0
+    n_bounded: int
     n_left_out: int = 0
     batch_seconds: Mapping[int, float] = field(default_factory=dict)
     near: Ranking | None = None

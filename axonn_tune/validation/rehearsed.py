@@ -60,7 +60,7 @@ class Subject:
     """
 
     kind: str
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int, ...]
     nbytes: int = 0
     group: str = ""
 
