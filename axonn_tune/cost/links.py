@@ -31,7 +31,8 @@ from axonn_tune.cost.curve import Curve
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.candidates import Ints, Placements, distinct
 from axonn_tune.spec.layout import EXPERT
-from axonn_tune.spec.machine import LinkLevel, Machine, Steps
+from axonn_tune.spec.links import LinkLevel, Steps
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import KINDS, RING_KINDS, Array, Size
 from axonn_tune.spec.points import LinkPoint
 

@@ -31,7 +31,8 @@ from axonn_tune.simulate.player import Played, play
 from axonn_tune.simulate.program import OpIndex
 from axonn_tune.simulate.step import PlayedStep, played_step
 from axonn_tune.spec.candidates import CandidateTable, Ints
-from axonn_tune.spec.machine import KernelRates, Machine
+from axonn_tune.spec.gpu import KernelRates
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import (
     Array,
     Collective,

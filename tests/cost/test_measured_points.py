@@ -20,7 +20,7 @@ from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.layout import AXONN_AXES, grid_layout
-from axonn_tune.spec.machine import RingShare
+from axonn_tune.spec.links import RingShare
 from axonn_tune.spec.plan import Attention, Collective
 from axonn_tune.spec.points import AttentionPoint, LinkPoint, MemoryPoint
 from axonn_tune.spec.resources import resources
