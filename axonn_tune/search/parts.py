@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from axonn_tune.cost.links import alike_placements
+from axonn_tune.cost.placements import alike_placements
 from axonn_tune.cost.prices import KernelPrices, Links, SentSeconds
 from axonn_tune.processes import mapped
 from axonn_tune.search.candidates import executions

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from axonn_tune.cost import paper
-from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.placements import placement_links
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.bounds import ROUNDING, contender_times, every_time
 from axonn_tune.search.candidates import (

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.placements import placement_links
 from axonn_tune.cost.prices import (
     CollectivePrices,
     KernelPrices,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.placements import placement_links
 from axonn_tune.cost.prices import CollectivePrices, KernelPrices, issued_seconds, lanes
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.orders import FORWARD

@@ -11,8 +11,9 @@ from worlds import machine_of, quantity
 
 from axonn_tune.api.searching import build_search
 from axonn_tune.cost.curve import Curve, Spline
-from axonn_tune.cost.links import axis_links, placement_links, ring_share
+from axonn_tune.cost.links import axis_links, ring_share
 from axonn_tune.cost.memory_bound import memory_bound_seconds
+from axonn_tune.cost.placements import placement_links
 from axonn_tune.cost.prices import CollectivePrices, group_seconds
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine
