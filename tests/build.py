@@ -15,7 +15,8 @@ from axonn_tune.spec.plan import Attention, Collective
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.explain import explain
-from axonn_tune.step.timeline import Player, step_timeline
+from axonn_tune.step.player import Player
+from axonn_tune.step.timeline import drawn_passes, step_timeline
 
 
 def number(value):
@@ -146,11 +147,6 @@ def alone(table, row):
     return CandidateTable(placements, np.zeros(1, np.int64), table.micro_batch[row : row + 1])
 
 
-def n_virtual_of(prediction):
-    """Virtual stages of each rank."""
-    return prediction.configuration.n_virtual
-
-
 def layout_of_prediction(prediction):
     """The layout of a prediction."""
     return prediction.layout
@@ -168,7 +164,7 @@ def timeline_of(search, prediction, most_layers=None, most_microsteps=None):
 
 def passes_of(search, prediction, most_passes):
     """The passes of a pipeline as a timeline, and for how many micro-batches."""
-    return Player(prediction).drawn_passes(most_passes)
+    return drawn_passes(Player(prediction), most_passes)
 
 
 def every_configuration_of(search):

@@ -7,22 +7,14 @@ from hypothesis import strategies as st
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.gpu import GemmRates, Gpu, KernelRates, Tile
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import AXES, ORDERS, grid_layout
-from axonn_tune.spec.machine import (
-    GemmRates,
-    Gpu,
-    Host,
-    KernelRates,
-    LinkLevel,
-    Machine,
-    MemoryReserve,
-    Quantity,
-    RingBandwidth,
-    Tile,
-)
+from axonn_tune.spec.links import LinkLevel, RingBandwidth
+from axonn_tune.spec.machine import Host, Machine, MemoryReserve
 from axonn_tune.spec.model import RECOMPUTES, Model
 from axonn_tune.spec.programs import ZeroProgram
+from axonn_tune.spec.quantity import Quantity
 
 
 def llama(**sizes):

@@ -43,9 +43,7 @@ def strategies_of(model: Model, strategies: Sequence[str], is_special: bool = Fa
     return [name for name in placing if name in _OF_ALL_JOBS or not is_special]
 
 
-def able_of(
-    model: Model, contenders: Sequence[Contender], is_special: bool = False
-) -> list[Contender]:
+def able_of(model: Model, contenders: Sequence[Contender], is_special: bool) -> list[Contender]:
     """Return those of some contenders that predict a model, and those of unknown strategies."""
     unable = set(STRATEGIES) - set(strategies_of(model, list(STRATEGIES), is_special))
     return [contender for contender in contenders if contender.strategy not in unable]

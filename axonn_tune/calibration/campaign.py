@@ -86,16 +86,16 @@ class Campaign:
 
     dtypes: tuple[str, ...]
     n_ranks: int
-    parts: tuple[str, ...] = PARTS
-    is_quick: bool = False
-    base: Machine | None = None
-    search: Search | None = None
-    most_shapes: int | None = None
-    units: tuple[int, ...] | None = None
-    device: str = "auto"
-    timeout_seconds: float = 300.0
-    quiet: bool = False
-    extent: Extent | None = None
+    parts: tuple[str, ...]
+    is_quick: bool
+    base: Machine | None
+    search: Search | None
+    most_shapes: int | None
+    units: tuple[int, ...] | None
+    device: str
+    timeout_seconds: float
+    quiet: bool
+    extent: Extent | None
 
     def __post_init__(self) -> None:
         check_dtypes(self.dtypes)
@@ -115,7 +115,7 @@ class Campaign:
                 "links"
             )
 
-    def request(self, store: ResultStore, resume: bool = False) -> Request:
+    def request(self, store: ResultStore, resume: bool) -> Request:
         """Return what each rank is asked to measure.
 
         Parameters

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 
 from axonn_tune.cost import paper
-from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.placements import placement_links
 from axonn_tune.search.candidates import executions, legal_placements, with_micro_batches
 from axonn_tune.search.search import Search
 from axonn_tune.spec.candidates import CandidateTable

@@ -28,9 +28,9 @@ class Kept:
         Whether the casts of operands are taken out of products in low formats.
     """
 
-    thin_fraction: float | None = None
-    most_products: int | None = None
-    without_casts: bool = False
+    thin_fraction: float | None
+    most_products: int | None
+    without_casts: bool
 
 
 def conditions(texts: Sequence[str]) -> dict[str, str]:

@@ -140,7 +140,7 @@ def _at_site(
     node_hour_price: str | None,
 ) -> Search:
     """Return the search with the given facts of the site in its machine's profile."""
-    from axonn_tune.spec.machine import Quantity
+    from axonn_tune.spec.quantity import Quantity
 
     given = (
         ("--gpu-mtbf", "gpu_mtbf_seconds", gpu_mtbf),

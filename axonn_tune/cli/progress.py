@@ -25,7 +25,7 @@ class Progress:
     """
 
     label: str
-    quiet: bool = False
+    quiet: bool
 
     def __call__(self, items: Sequence[T]) -> Iterator[T]:
         """Yield the items one after another."""

@@ -12,7 +12,8 @@ import numpy as np
 from axonn_tune.cost.curve import Spline
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth, moved_copy_seconds
 from axonn_tune.spec.candidates import distinct
-from axonn_tune.spec.machine import Machine, Tile
+from axonn_tune.spec.gpu import Tile
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import MODES, Array, Size
 from axonn_tune.spec.points import GemmPoint, GroupedGemmPoint
 from axonn_tune.spec.precision import FORMATS, operand_bytes, result_bytes

@@ -18,83 +18,25 @@ finds bandwidth and latency of an axis with a given stride and size, in this ord
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from math import gcd
 from typing import NamedTuple
 
 import numpy as np
 
+from axonn_tune.cost.boundaries import rings_through_boundary, units_visited
 from axonn_tune.cost.collectives import moved_fraction, rings_worth
 from axonn_tune.cost.curve import Curve
 from axonn_tune.spec.blocks import Experts
-from axonn_tune.spec.candidates import Ints, Placements, distinct
-from axonn_tune.spec.layout import EXPERT
-from axonn_tune.spec.machine import LinkLevel, Machine, Steps
+from axonn_tune.spec.candidates import Ints
+from axonn_tune.spec.links import LinkLevel, Steps
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import KINDS, RING_KINDS, Array, Size
 from axonn_tune.spec.points import LinkPoint
 
 # Stands for all strides of groups on a switch.
 _ANY_STRIDE = 0
-
-
-def rings_through_boundary(stride: Ints, size: Ints, unit_ranks: int) -> Ints:
-    """Return the number of rings of an axis that leave a unit at the same time, shape (P,).
-
-    The number is 0 if every ring stays inside a unit. The groups of an axis are the ranks
-    ``b + r + i * stride`` for i < size, with b a multiple of ``stride * size`` (the first rank of
-    a block) and r < stride. A unit is a run of U = `unit_ranks` ranks. Where blocks and units are
-    aligned this is the published law min(U, stride) (Singh et al., arXiv 2502.08145, section on
-    the performance model); otherwise, as with three ranks on nodes of four, the busiest unit
-    counts.
-
-    Parameters
-    ----------
-    stride, size : arrays of int, shape (P,)
-    """
-    span = stride * size
-    aligned = (span % unit_ranks == 0) & ((stride % unit_ranks == 0) | (unit_ranks % stride == 0))
-    inside = (unit_ranks % span == 0) | (size == 1)
-    rings = np.where(inside, 0, np.minimum(unit_ranks, stride))
-    for row in np.flatnonzero(~aligned & ~inside):
-        rings[row] = _busiest_unit(int(stride[row]), int(size[row]), unit_ranks)
-    return rings
-
-
-def _busiest_unit(stride: int, size: int, unit_ranks: int) -> int:
-    """Return the number of rings that leave the busiest of all units.
-
-    Units differ in where their first rank stands in a block, which can be at any multiple of
-    gcd(U, stride * size).
-    """
-    span = stride * size
-    busiest = 0
-    for offset in range(0, span, gcd(unit_ranks, span)):
-        n_leaving = 0
-        block_start = -offset  # counted from the unit's first rank
-        while block_start < unit_ranks:
-            low = max(block_start, 0)
-            high = min(block_start + span, unit_ranks)
-            ring_of = np.arange(low - block_start, high - block_start) % stride
-            members = np.bincount(ring_of, minlength=1)
-            n_leaving += int(((members > 0) & (members < size)).sum())
-            block_start += span
-        busiest = max(busiest, n_leaving)
-    return busiest
-
-
-def units_visited(stride: Ints, size: Ints, unit_ranks: int) -> Array:
-    """Return the number of units in which the most spread group of an axis has ranks, shape (P,).
-
-    A group's first rank stands at a multiple of gcd(stride * size, U) from the start of a
-    unit, plus up to stride - 1. Where the stride is at most U, no unit between the first and
-    the last rank is left out; where it is larger, every rank is in another unit.
-    """
-    step = np.gcd(stride * size, unit_ranks)
-    latest_start = unit_ranks - step + np.minimum(stride, step) - 1
-    spanned = (latest_start + (size - 1) * stride) // unit_ranks + 1
-    return np.minimum(size, spanned).astype(np.float64)
 
 
 def _used_curves(curve_of: Ints, curves: Sequence[Curve]) -> list[tuple[Curve, Ints]]:
@@ -558,96 +500,3 @@ def ring_share(link: LinkLevel, kind: str, rings: Ints) -> Array:
     logs = np.log([share.bandwidth_bytes_per_s.value for share in shares])
     bandwidth = np.exp(np.interp(np.log(rings), np.log(counts), logs))
     return bandwidth * np.minimum(counts[-1] / rings, 1.0)
-
-
-@dataclass(frozen=True, eq=False)
-class PairedLinks:
-    """The links of the groups of placements, once for each distinct pair of stride and size.
-
-    Groups with the same stride and size have the same links, whatever their axis.
-
-    placements
-        The placements, P of them.
-    of_pairs
-        Links of pairs, and by group each placement's pair. The groups to which tokens are sent once
-        get others than those of the same stride and size.
-    """
-
-    placements: Placements
-    of_pairs: Sequence[tuple[AxisLinks, Mapping[str, Ints]]]
-
-    @classmethod
-    def of(
-        cls, machine: Machine, placements: Placements, sent_once: Experts | None = None
-    ) -> PairedLinks:
-        """Return the links of placements; `sent_once` is that of `placement_links`."""
-        groups = placements.axes.groups
-        alone = [group for group in groups if sent_once is not None and group == EXPERT]
-        together = [group for group in groups if group not in alone]
-        of_pairs = []
-        for alike, experts in ((alone, sent_once), (together, None)):
-            if not alike:
-                continue
-            stride = np.concatenate([placements.stride(group) for group in alike])
-            size = np.concatenate([placements.size(group) for group in alike])
-            n_ranks = np.tile(placements.n_ranks, len(alike))
-            first, pair_of = distinct(stride, size, n_ranks)
-            links = axis_links(machine, stride[first], size[first], experts, n_ranks[first])
-            pairs = np.split(pair_of, len(alike))
-            of_pairs.append((links, dict(zip(alike, pairs, strict=True))))
-        return cls(placements, of_pairs)
-
-    @cached_property
-    def placed(self) -> dict[str, AxisLinks]:
-        """The `AxisLinks` of each group for every placement, shape (P,)."""
-        links = {
-            group: of_pairs.take(rows)
-            for of_pairs, pairs in self.of_pairs
-            for group, rows in pairs.items()
-        }
-        return {group: links[group] for group in self.placements.axes.groups}
-
-    def alike(self) -> Ints:
-        """Return a number for each placement, the same for placements with equal links.
-
-        They have one layout, and each of their groups has the same bandwidth and latency, so that
-        their steps take equally long. Of the rank orders of a layout most differ only in the
-        strides of groups that leave their node anyway.
-        """
-        layouts, number = distinct(*self.placements.sizes)
-        if layouts.size == number.size:
-            return number
-        numbers = [number]
-        for of_pairs, pairs in self.of_pairs:
-            known: dict[bytes, int] = {}
-            columns = np.vstack(_columns(of_pairs)).T
-            alike = np.array([known.setdefault(pair.tobytes(), len(known)) for pair in columns])
-            numbers += [alike[rows] for rows in pairs.values()]
-        return distinct(*numbers)[1]
-
-
-def placement_links(
-    machine: Machine, placements: Placements, sent_once: Experts | None = None
-) -> dict[str, AxisLinks]:
-    """Return the `AxisLinks` of each group for every placement, shape (P,).
-
-    `sent_once` holds the experts to which tokens are sent once, which changes the bandwidth of the
-    groups of experts; it is None where a copy travels to each expert.
-    """
-    return PairedLinks.of(machine, placements, sent_once).placed
-
-
-def _columns(links: AxisLinks | KindLinks | SteppedLinks | HopDelays) -> list[Array]:
-    """Return all arrays of the links of groups, each of shape (P,) or (levels, P)."""
-    columns = []
-    for field in fields(links):
-        value = getattr(links, field.name)
-        if isinstance(value, np.ndarray):
-            columns.append(value)
-        elif isinstance(value, dict):
-            columns += [column for of_kind in value.values() for column in _columns(of_kind)]
-        elif isinstance(value, SteppedLinks):
-            columns += _columns(value)
-        elif field.name == "delays":
-            columns += [column for delay in value for column in _columns(delay)]
-    return columns

@@ -30,7 +30,7 @@ from typing import (
 from axonn_tune.errors import InputError, choices_hint
 from axonn_tune.spec.checks import LARGEST_BYTES, LARGEST_COUNT
 from axonn_tune.spec.layout import Layout
-from axonn_tune.spec.machine import ORIGINS, Quantity
+from axonn_tune.spec.quantity import ORIGINS, Quantity
 from axonn_tune.units import format_quantity, parse_quantity, suffix_of
 
 T = TypeVar("T")

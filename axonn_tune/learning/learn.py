@@ -16,9 +16,10 @@ from axonn_tune.search.rank import Each
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.learnable import improved, largest_log_factors, learnable
 from axonn_tune.spec.learned import Learned, LearnedFactor, LearnedRun
-from axonn_tune.spec.machine import Machine, Quantity
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.provenance import restated
+from axonn_tune.spec.quantity import Quantity
 from axonn_tune.spec.traced import Trace
 from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.explain import explain

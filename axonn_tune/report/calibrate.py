@@ -9,7 +9,8 @@ from axonn_tune.calibration.expected import Expected, expected, groups_of
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
 from axonn_tune.report.phrases import percent
 from axonn_tune.report.table import key_values, table
-from axonn_tune.spec.machine import LinkLevel, Machine
+from axonn_tune.spec.links import LinkLevel
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import MODES
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 from axonn_tune.units import counted, format_quantity, format_seconds

@@ -35,10 +35,10 @@ from axonn_tune.spec.plan import (
     MemoryBound,
     Operation,
     Size,
+    number,
 )
 from axonn_tune.step.graph import Message, Node
 from axonn_tune.step.rank_graphs import StepGraphs
-from axonn_tune.step.timeline import number
 
 SCHEMA_VERSION = "1.0.0"
 

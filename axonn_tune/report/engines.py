@@ -9,7 +9,7 @@ from typing import Any
 
 from axonn_tune.report.table import Column, key_values, table_of
 from axonn_tune.spec.engine import Engine
-from axonn_tune.spec.machine import Quantity
+from axonn_tune.spec.quantity import Quantity
 from axonn_tune.units import format_quantity
 
 _NOT_FACTS = ("name", "title", "strategies", "description", "package")

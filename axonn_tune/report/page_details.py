@@ -18,8 +18,9 @@ from axonn_tune.report.explain import (
 from axonn_tune.search.rank import Each
 from axonn_tune.spec.plan import COMPUTE
 from axonn_tune.step.explain import explain_played
+from axonn_tune.step.player import Player, players_of
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.step.timeline import Player, StepTimeline, players_of
+from axonn_tune.step.timeline import StepTimeline, drawn_passes, sequential_timeline
 from axonn_tune.units import rounded
 
 # Number of passes of a pipeline that a timeline draws.
@@ -60,14 +61,14 @@ def _detail(player: Player) -> dict[str, Any]:
             ]
             for op in longest_first(explanation.operations)
         ],
-        "timeline": _packed(player.shortened(DRAWN_LAYERS).sequential(1)),
+        "timeline": _packed(sequential_timeline(player.shortened(DRAWN_LAYERS), 1)),
         "passes": _passes(player),
     }
 
 
 def _passes(player: Player) -> dict[str, Any] | None:
     """Return the passes of a pipeline, if there is one and it is not too deep to draw."""
-    drawn = player.drawn_passes(DRAWN_PASSES)
+    drawn = drawn_passes(player, DRAWN_PASSES)
     if drawn is None:
         return None
     timeline, n_micro = drawn

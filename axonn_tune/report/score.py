@@ -44,7 +44,7 @@ _GROUPINGS: dict[str, Callable[[TimedRun], str | int]] = {
 }
 
 
-def score_text(score: Score, by: Sequence[str] = ()) -> str:
+def score_text(score: Score, by: Sequence[str]) -> str:
     """Return the errors by engine and machine, the runs with the largest, and the memory.
 
     There is another table of errors for each name in `by`.

@@ -27,8 +27,9 @@ from axonn_tune.report.reproduce import (
 from axonn_tune.reproduce.comparison import FACTS, Comparison, grouped
 from axonn_tune.reproduce.reproduction import Reproduction
 from axonn_tune.spec.engine import Engine
-from axonn_tune.spec.machine import ORIGINS, Machine
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.provenance import quantities
+from axonn_tune.spec.quantity import ORIGINS
 from axonn_tune.step.spread import MODEL_ERROR, UNSTATED_SPREAD
 
 

@@ -9,7 +9,8 @@ from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to, numbers
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import TENSOR
-from axonn_tune.spec.machine import Machine, RingBandwidth
+from axonn_tune.spec.links import RingBandwidth
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.zero import zero3

@@ -8,8 +8,8 @@ from dataclasses import replace
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to, numbers
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.offload import LAYERS
+from axonn_tune.spec.quantity import Quantity
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.zero import zero3
 

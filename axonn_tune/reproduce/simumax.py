@@ -10,9 +10,10 @@ from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import EXPERT
-from axonn_tune.spec.machine import Machine, Quantity
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.programs import ULYSSES
+from axonn_tune.spec.quantity import Quantity
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import megatron_of
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 from axonn_tune.reproduce.fsdp import fsdp_search
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run
 from axonn_tune.spec.engine import Engine
-from axonn_tune.spec.machine import Machine, Quantity
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.precision import FULL
+from axonn_tune.spec.quantity import Quantity
 from axonn_tune.spec.resources import resources
 
 # Share of the peak that large products reach on the GPUs of torchtitan's runs (pytorch/ao at

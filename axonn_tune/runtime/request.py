@@ -99,7 +99,7 @@ class RunRequest:
             raise InputError(f"run: overlap_grad_reduce is of axonn here; {owner} does not have it")
 
 
-def require_built(model: Model, seq_len: int | None = None, engine: Engine = IDEAL) -> None:
+def require_built(model: Model, seq_len: int | None, engine: Engine = IDEAL) -> None:
     """Raise InputError if nothing here builds a model for sequences of a length.
 
     Without a length, it is the model's. An engine with a package builds more than the runtime.

@@ -39,7 +39,7 @@ class BatchRule:
     """
 
     target: int
-    is_given: bool = True
+    is_given: bool
     within_fraction: float | None = None
     micro_batch: int = 1
 

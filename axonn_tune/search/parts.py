@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from axonn_tune.cost.links import PairedLinks
+from axonn_tune.cost.placements import PairedLinks
 from axonn_tune.cost.prices import KernelPrices, SentSeconds
 from axonn_tune.processes import mapped
 from axonn_tune.search.candidates import executions

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from axonn_tune.cost import paper
-from axonn_tune.cost.links import PairedLinks
+from axonn_tune.cost.placements import PairedLinks
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.search.bounds import ROUNDING, contender_times, every_time
 from axonn_tune.search.candidates import (
@@ -108,7 +108,7 @@ class Ranking:
     paper_seconds: Array | None
     rejected: Mapping[str, int]
     n_evaluated: int
-    n_bounded: int = 0
+    n_bounded: int
     n_left_out: int = 0
     batch_seconds: Mapping[int, float] = field(default_factory=dict)
     near: Ranking | None = None

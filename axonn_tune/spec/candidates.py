@@ -49,7 +49,7 @@ class Placements:
 
     sizes: Ints
     order: Ints
-    axes: Axes = AXONN_AXES
+    axes: Axes
 
     @classmethod
     def of(
@@ -68,9 +68,7 @@ class Placements:
         return cls.of_sizes(sizes, orders, axes)
 
     @classmethod
-    def of_sizes(
-        cls, sizes: Ints, orders: Sequence[str] = (PAPER_ORDER,), axes: Axes = AXONN_AXES
-    ) -> Placements:
+    def of_sizes(cls, sizes: Ints, orders: Sequence[str], axes: Axes) -> Placements:
         """Return the same as `of`, from an array of sizes of shape (A, number of layouts)."""
         order = np.full(sizes.shape[1], ORDERS.index(orders[0]), dtype=np.int64)
         return cls(sizes, order, axes).in_orders(orders)

@@ -11,15 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.checks import (
-    LONGEST_WAIT_SECONDS,
-    require_choice,
-    require_count,
-    require_name,
-)
+from axonn_tune.spec.checks import LONGEST_WAIT_SECONDS, require_choice, require_count, require_name
 from axonn_tune.spec.facts import LARGEST_FACTOR, require_facts, value_or
 from axonn_tune.spec.job import MOMENT_BYTES, Job
-from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import (
     ATTENTION_LIBRARIES,
@@ -33,6 +27,7 @@ from axonn_tune.spec.plan import (
 )
 from axonn_tune.spec.precision import FULL, PRECISIONS, USUAL_LOW
 from axonn_tune.spec.programs import AxonnProgram, MegatronProgram, ZeroProgram
+from axonn_tune.spec.quantity import Quantity
 from axonn_tune.spec.rewritten import rewritten
 
 # The term of a rank's memory that only offload adds: copies that the host holds.

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from axonn_tune.spec.checks import require_between
-from axonn_tune.spec.machine import Quantity
+from axonn_tune.spec.quantity import Quantity
 
 # No engine moves the bytes of a kernel more often than this, or cuts it into more kernels.
 LARGEST_FACTOR = 1000.0

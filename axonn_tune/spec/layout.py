@@ -174,7 +174,7 @@ def parse_layout(text: str, axes: Axes = AXONN_AXES) -> Layout:
     return Layout({axis: given.get(axis, 1) for axis in axes.sized})
 
 
-def parse_ordered_layout(text: str, axes: Axes = AXONN_AXES) -> tuple[Layout, str | None]:
+def parse_ordered_layout(text: str, axes: Axes) -> tuple[Layout, str | None]:
     """Read the text of a layout that a rank order may follow, as in ``'8x4x4x8 zyxd'``.
 
     Raises

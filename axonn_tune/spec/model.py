@@ -666,7 +666,7 @@ class Model:
             total += count * flops
         return n_tokens * total
 
-    def last_product_flops(self, n_tokens: float, frozen: Frozen = NOTHING_FROZEN) -> float:
+    def last_product_flops(self, n_tokens: float, frozen: Frozen) -> float:
         """Return the FLOPs of the last products of blocks that are not frozen in a forward pass."""
         n_layers = len(frozen.layers_above(range(self.n_layers)))
         return 2.0 * n_tokens * n_layers * self.block_linears[-1].parameters

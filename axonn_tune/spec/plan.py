@@ -320,6 +320,21 @@ def _entries(column: np.ndarray | float, rows: Ints) -> np.ndarray | float:
     return column[rows] if isinstance(column, np.ndarray) else column
 
 
+def is_launched(operation: Operation, row: int = 0) -> bool:
+    """Return whether an operation runs at all: what has nothing to do is not launched."""
+    if isinstance(operation, MemoryBound | HostKernel | HostCopy | Collective):
+        return number(operation.nbytes, row) > 0
+    if isinstance(operation, Attention):
+        return number(operation.n_launches, row) > 0
+    return True
+
+
+def number(size: Size, row: int = 0) -> float:
+    """Return the entry of a size in one row of the table; one entry alone stands for all rows."""
+    entries = np.ravel(size)
+    return float(entries[row if entries.size > 1 else 0])
+
+
 @dataclass(frozen=True, eq=False)
 class Phase:
     """A sequence of operations that is issued `repeats` times in a row.

@@ -15,7 +15,7 @@ from axonn_tune.spec.checks import (
 )
 from axonn_tune.spec.facts import LARGEST_FACTOR, require_facts
 from axonn_tune.spec.layout import CONTEXT, TENSOR
-from axonn_tune.spec.machine import Quantity
+from axonn_tune.spec.quantity import Quantity
 
 # Ways in which gradients are summed: in buckets of some bytes, all of them in one call, or with a
 # call for each parameter.

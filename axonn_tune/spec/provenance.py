@@ -7,8 +7,10 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar, cast
 
 from axonn_tune.spec.calibration import Calibration
-from axonn_tune.spec.machine import Machine, Quantity, RingBandwidth, RingShare
+from axonn_tune.spec.links import RingBandwidth, RingShare
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.points import POINTS
+from axonn_tune.spec.quantity import Quantity
 
 T = TypeVar("T")
 

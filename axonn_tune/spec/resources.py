@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from axonn_tune.spec.machine import LinkLevel, Machine, Quantity
+from axonn_tune.spec.links import LinkLevel
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.points import (
     AttentionPoint,
     GemmPoint,
@@ -18,6 +19,7 @@ from axonn_tune.spec.points import (
     MemoryPoint,
     StepPoint,
 )
+from axonn_tune.spec.quantity import Quantity
 
 AnyPoint = TypeVar("AnyPoint", GemmPoint, GroupedGemmPoint, AttentionPoint, MemoryPoint, LinkPoint)
 TimedMessage = TypeVar("TimedMessage", LinkPoint, StepPoint)

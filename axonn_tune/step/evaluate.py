@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.placements import placement_links
 from axonn_tune.cost.prices import (
     CollectivePrices,
     KernelPrices,
@@ -32,7 +32,8 @@ from axonn_tune.simulate.player import Played, play
 from axonn_tune.simulate.program import OpIndex
 from axonn_tune.simulate.step import PlayedStep, played_step
 from axonn_tune.spec.candidates import CandidateTable, Ints
-from axonn_tune.spec.machine import KernelRates, Machine
+from axonn_tune.spec.gpu import KernelRates
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import (
     Array,
     Collective,

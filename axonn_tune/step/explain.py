@@ -20,11 +20,13 @@ from axonn_tune.spec.plan import (
     HostWork,
     Operation,
     Transfer,
+    is_launched,
+    number,
 )
 from axonn_tune.step.evaluate import Evaluator
+from axonn_tune.step.player import Player
 from axonn_tune.step.predict import candidate_table
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.step.timeline import Player, is_launched, number
 
 # Factor by which a sensitivity improves a resource: 10 % more of it.
 IMPROVEMENT = 1.1

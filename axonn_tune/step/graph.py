@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeAlias
 
 from axonn_tune.simulate.timeline import Event
 from axonn_tune.spec.measurement import HOST
-from axonn_tune.spec.plan import Collective, HostWork, Operation
-from axonn_tune.step.timeline import PlayedPart, is_launched
+from axonn_tune.spec.plan import Collective, HostWork, Operation, is_launched
+from axonn_tune.step.player import PlayedPart
 
 # Indices of operations in the list of a graph's nodes.
 Places: TypeAlias = tuple[int, ...]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from axonn_tune.cost import paper
-from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.placements import placement_links
 from axonn_tune.cost.prices import KernelPrices, Links
 from axonn_tune.errors import InputError
 from axonn_tune.spec.candidates import CandidateTable

@@ -60,9 +60,9 @@ class Prediction:
     bubble_seconds: float
     memory_terms_bytes: Mapping[str, float]
     memory_bytes: float
-    host_memory_bytes: float = 0.0
-    runs_ahead: bool = False
-    paper_communication_seconds: float | None = None
+    host_memory_bytes: float
+    runs_ahead: bool
+    paper_communication_seconds: float | None
     place: int = 1
     spread_fraction: float | None = None
     p_best: float | None = None

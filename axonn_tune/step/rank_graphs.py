@@ -19,11 +19,12 @@ from functools import cached_property
 from axonn_tune.errors import InputError
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, Pass
 from axonn_tune.simulate.pipeline import FIRST, PlayedPass, kind_of, source_of
-from axonn_tune.spec.plan import Collective, Phase, Pipeline
+from axonn_tune.spec.plan import Collective, Phase, Pipeline, number
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.step.graph import Graph, Message, Node
+from axonn_tune.step.player import PlayedPart, Player
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.step.timeline import PlayedPart, Player, number, whole_rounds
+from axonn_tune.step.timeline import whole_rounds
 
 
 class StepGraphs:

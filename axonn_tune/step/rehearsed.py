@@ -14,7 +14,7 @@ from axonn_tune.cost.prices import KernelPrices, group_seconds
 from axonn_tune.errors import InputError
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.plan import Attention, Compute, Gemm, MemoryBound
+from axonn_tune.spec.plan import Attention, Compute, Gemm, MemoryBound, number
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT
 from axonn_tune.spec.rehearsal import (
     FusedAttention,
@@ -24,7 +24,6 @@ from axonn_tune.spec.rehearsal import (
     Rehearsal,
     Rehearsed,
 )
-from axonn_tune.step.timeline import number
 
 # The kernels of a profile by torch's names; all others are priced as copies.
 _KERNELS = {

@@ -14,9 +14,10 @@ import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.learnable import learnable
-from axonn_tune.spec.machine import Machine, Quantity
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.normal import NORMAL_90
 from axonn_tune.spec.plan import Array
+from axonn_tune.spec.quantity import Quantity
 from axonn_tune.spec.resources import Resource
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator

@@ -23,7 +23,7 @@ from axonn_tune.strategies.axonn_memory import (
 )
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.optimizer import clip_and_update
-from axonn_tune.strategies.pipeline import chunk_layers
+from axonn_tune.strategies.pipeline import layers_of_stage
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import vocabulary_matrices
 
@@ -300,7 +300,7 @@ class AxonnCommunication(Communication):
 
     def _largest_stage(self) -> tuple[Array, Array]:
         """Return `trained_parameters` of the first stage; with the embedding it has the most."""
-        n_layers = sum(chunk_layers(self.shapes, 0))
+        n_layers = len(layers_of_stage(self.shapes, 0, self.shapes.table))
         is_last = self.shapes.table.n_stages == 1
         program = self.options.engine.axonn
         return trained_parameters(self.shapes, program, n_layers, True, is_last)

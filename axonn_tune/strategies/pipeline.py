@@ -144,11 +144,6 @@ def _chunks(shapes: Shapes, table: CandidateTable) -> list[int]:
     return cut_layers(model.n_layers, table.n_chunks)
 
 
-def chunk_layers(shapes: Shapes, stage: int) -> list[int]:
-    """Return the number of layers of each virtual stage of one rank."""
-    return _chunks(shapes, shapes.table)[stage :: shapes.table.n_stages]
-
-
 def _layers_of_chunks(shapes: Shapes, table: CandidateTable) -> list[range]:
     """Return the layers of each virtual stage, counted from 0; see `_chunks`."""
     return list(starmap(range, pairwise([0, *accumulate(_chunks(shapes, table))])))

@@ -20,11 +20,11 @@ from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.engine import IDEAL, MemoryForm
 from axonn_tune.spec.facts import value_or
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.model import Model, Product
 from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.precision import BYTES_PER_ELEMENT, operand_bytes
+from axonn_tune.spec.quantity import Quantity
 from axonn_tune.spec.recomputation import (
     extent,
     is_partial,

@@ -51,8 +51,8 @@ class ZeroMemory:
     engine: Engine
     sharing: ContextParallelism
     transposes: bool
-    quantised_weights: bool = False
-    quantised_gradients: bool = False
+    quantised_weights: bool
+    quantised_gradients: bool
 
     def peak(self) -> dict[str, Array]:
         """Return the peak bytes of a rank by term, each of shape (C,).

@@ -19,7 +19,7 @@ def compare(searches: Sequence[Search], each: Each = iter, detail: Detail = "cha
     return sorted(mapped(partial(best_of, detail=detail), searches, each=each), key=_seconds)
 
 
-def compare_layouts(layouts: Sequence[tuple[Search, str]], each: Each = iter) -> list[Best]:
+def compare_layouts(layouts: Sequence[tuple[Search, str]], each: Each) -> list[Best]:
     """Return the best configuration of each layout in its search, as `compare` orders them.
 
     What does not fit in memory comes after what does.

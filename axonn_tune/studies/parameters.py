@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from axonn_tune.errors import InputError, choices_hint
-from axonn_tune.spec.machine import Machine, Quantity
+from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.quantity import Quantity
 from axonn_tune.spec.resources import Resource, faster, resources
 from axonn_tune.units import parse_quantity
 

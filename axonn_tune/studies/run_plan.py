@@ -21,7 +21,6 @@ CHINCHILLA_TOKENS_PER_PARAMETER = 20.0
 MOST_TOKENS = 1e18  # far more text than exists
 # Number of GPU counts that are tried from one power of two to the next.
 COUNTS_PER_DOUBLING = 2
-_NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,9 @@ class RunPlan:
 
 def plan_run(
     search: Search,
-    tokens: float | None = None,
-    limits: Limits = _NO_LIMITS,
-    on_its_gpus: bool = True,
+    tokens: float | None,
+    limits: Limits,
+    on_its_gpus: bool,
     each: Each = iter,
     detail: Detail = "chance",
 ) -> RunPlan:

@@ -11,7 +11,8 @@ import numpy as np
 from axonn_tune.errors import InputError
 from axonn_tune.search.rank import Detail, Each, Ranking, best_of, rank_candidates
 from axonn_tune.search.search import Search
-from axonn_tune.spec.machine import Machine, MemoryReserve, Quantity
+from axonn_tune.spec.machine import Machine, MemoryReserve
+from axonn_tune.spec.quantity import Quantity
 from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.predict import predict, predict_on
 from axonn_tune.step.prediction import Prediction

@@ -18,6 +18,7 @@ from axonn_tune.spec.plan import (
     MemoryBound,
     Operation,
     StepPlan,
+    number,
 )
 from axonn_tune.spec.rehearsal import (
     ACTIVATIONS,
@@ -31,7 +32,6 @@ from axonn_tune.spec.rehearsal import (
 )
 from axonn_tune.step.predict import candidate_table
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.step.timeline import number
 
 # Messages up to this size carry norms and losses; programs form these in many ways.
 SMALL_BYTES = 4096
@@ -60,7 +60,7 @@ class Subject:
     """
 
     kind: str
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int, ...]
     nbytes: int = 0
     group: str = ""
 

@@ -82,7 +82,7 @@ def _by_matrix(engine: Engine) -> Engine:
     return replace(engine, zero=replace(engine.zero, prefetch_elements=0.0))
 
 
-def released_strategies(engine: Engine, has_experts: bool = False) -> dict[str, RunnableStrategy]:
+def released_strategies(engine: Engine, has_experts: bool) -> dict[str, RunnableStrategy]:
     """Return what can be validated here through the package of an engine."""
     runnable_with = {
         "axonn": {"axonn": RunnableStrategy(Axonn4D(engine=engine), {})},

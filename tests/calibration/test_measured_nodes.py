@@ -15,7 +15,7 @@ from axonn_tune.cost.prices import group_seconds
 from axonn_tune.io.logs import LogOptions, read_logs
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_machine
-from axonn_tune.spec.machine import Steps
+from axonn_tune.spec.links import Steps
 from axonn_tune.spec.points import LinkPoint
 
 DATA = Path(__file__).parents[1] / "data"

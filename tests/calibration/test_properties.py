@@ -19,7 +19,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine, preset_machines
 from axonn_tune.io.yaml_files import save_yaml
 from axonn_tune.spec.calibration import Calibration, RankSpeed
-from axonn_tune.spec.machine import RingShare
+from axonn_tune.spec.links import RingShare
 from axonn_tune.spec.plan import MODES
 from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
 

@@ -10,7 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from worlds import machine_of, machines, quantity
 
-from axonn_tune.cost.links import axis_links, placement_links, rings_through_boundary
+from axonn_tune.cost.boundaries import rings_through_boundary
+from axonn_tune.cost.links import axis_links
+from axonn_tune.cost.placements import placement_links
 from axonn_tune.cost.prices import group_seconds, lanes
 from axonn_tune.io.presets import load_machine
 from axonn_tune.spec.blocks import Experts

@@ -11,8 +11,9 @@ from worlds import machine_of, quantity
 
 from axonn_tune.api.searching import build_search
 from axonn_tune.cost.curve import Curve, Spline
-from axonn_tune.cost.links import axis_links, placement_links, ring_share
+from axonn_tune.cost.links import axis_links, ring_share
 from axonn_tune.cost.memory_bound import memory_bound_seconds
+from axonn_tune.cost.placements import placement_links
 from axonn_tune.cost.prices import CollectivePrices, group_seconds
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine
@@ -20,7 +21,7 @@ from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.layout import AXONN_AXES, grid_layout
-from axonn_tune.spec.machine import RingShare
+from axonn_tune.spec.links import RingShare
 from axonn_tune.spec.plan import Attention, Collective
 from axonn_tune.spec.points import AttentionPoint, LinkPoint, MemoryPoint
 from axonn_tune.spec.resources import resources

@@ -13,8 +13,8 @@ from prices import attention_seconds, gemm_seconds
 from worlds import machine_of, quantity
 
 from axonn_tune.cost import paper
-from axonn_tune.cost.links import placement_links
 from axonn_tune.cost.memory_bound import memory_bound_seconds
+from axonn_tune.cost.placements import placement_links
 from axonn_tune.cost.prices import CollectivePrices, host_seconds
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.job import Job

@@ -5,7 +5,7 @@ import pytest
 
 from axonn_tune.api.searching import build_search
 from axonn_tune.cost import paper
-from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.placements import placement_links
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.job import Job

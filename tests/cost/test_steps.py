@@ -9,7 +9,7 @@ from worlds import machine_of
 from axonn_tune.cost.prices import group_seconds
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine
-from axonn_tune.spec.machine import Steps
+from axonn_tune.spec.links import Steps
 from axonn_tune.spec.points import StepPoint
 from axonn_tune.spec.resources import resources
 

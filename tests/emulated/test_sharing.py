@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from axonn_tune.cost.links import rings_through_boundary
+from axonn_tune.cost.boundaries import rings_through_boundary
 from axonn_tune.io.presets import load_cluster
 
 pytest.importorskip("torch")

@@ -17,7 +17,7 @@ from axonn_tune.io.presets import (
     load_machine,
     load_model,
 )
-from axonn_tune.spec.machine import Quantity
+from axonn_tune.spec.quantity import Quantity
 
 NETWORK = """\
 links:

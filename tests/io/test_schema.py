@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from axonn_tune.errors import InputError
 from axonn_tune.io.schema import SchemaError, build, dotted, to_dict
-from axonn_tune.spec.machine import ORIGINS, Machine, Quantity
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.quantity import ORIGINS, Quantity
 
 
 def _quantity(value: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from axonn_tune.io.package_data import template
 from axonn_tune.io.presets import load_machine, load_model
 from axonn_tune.io.yaml_files import parse_yaml
 from axonn_tune.spec.blocks import Experts, LatentAttention
-from axonn_tune.spec.machine import Gpu
+from axonn_tune.spec.gpu import Gpu
 from axonn_tune.spec.model import Model
 
 # What is filled in when a config is read, not by people.

@@ -12,7 +12,8 @@ from axonn_tune.io.yaml_files import load_yaml, save_yaml
 from axonn_tune.learning.learn import LEAST_SPREAD, Trial, learn, stated_spreads
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.spec.learnable import improved, learnable
-from axonn_tune.spec.machine import Machine, Quantity
+from axonn_tune.spec.machine import Machine
+from axonn_tune.spec.quantity import Quantity
 from axonn_tune.step.predict import predict
 from axonn_tune.step.spread import spread_of
 

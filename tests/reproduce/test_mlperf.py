@@ -13,7 +13,7 @@ from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.spec import names
 from axonn_tune.spec.plan import Part
-from axonn_tune.step.timeline import Player
+from axonn_tune.step.player import Player
 
 
 @pytest.fixture(scope="module")

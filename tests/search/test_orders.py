@@ -14,7 +14,7 @@ from build import (
 )
 from worlds import machine_of
 
-from axonn_tune.cost.links import PairedLinks
+from axonn_tune.cost.placements import PairedLinks
 from axonn_tune.search.candidates import legal_placements
 from axonn_tune.search.search import Constraints
 from axonn_tune.spec.job import Job

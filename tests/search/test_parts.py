@@ -8,7 +8,7 @@ from build import search_of
 from worlds import machine_of
 
 from axonn_tune.api.searching import build_search
-from axonn_tune.cost.links import PairedLinks
+from axonn_tune.cost.placements import PairedLinks
 from axonn_tune.io.presets import list_models
 from axonn_tune.search.candidates import legal_placements, with_micro_batches
 from axonn_tune.search.parts import (

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from worlds import worlds
 
-from axonn_tune.cost.links import placement_links
+from axonn_tune.cost.placements import placement_links
 from axonn_tune.cost.prices import CollectivePrices, KernelPrices, lanes
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.lanes import shared_lanes

@@ -10,9 +10,10 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.explain import explain
+from axonn_tune.step.player import Player
 from axonn_tune.step.predict import predict
 from axonn_tune.step.rank_graphs import StepGraphs
-from axonn_tune.step.timeline import Player, step_timeline
+from axonn_tune.step.timeline import step_timeline
 from axonn_tune.strategies.megatron3d import megatron_of
 from axonn_tune.strategies.zero import zero3
 

@@ -8,10 +8,10 @@ from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import Layout
-from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, HostWork
 from axonn_tune.spec.programs import ZeroProgram
+from axonn_tune.spec.quantity import Quantity
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.explain import explain
 from axonn_tune.step.predict import predict

@@ -15,7 +15,14 @@ from axonn_tune.search.rank import rank_candidates
 from axonn_tune.simulate.pipeline import N_KINDS, passes, pipeline_seconds, source_of
 from axonn_tune.spec.measurement import Operation
 from axonn_tune.step.explain import explain_played
-from axonn_tune.step.timeline import Player, drawable_microsteps, players_of, step_timeline
+from axonn_tune.step.player import Player, players_of
+from axonn_tune.step.timeline import (
+    drawable_microsteps,
+    drawn_passes,
+    pipelined_timeline,
+    sequential_timeline,
+    step_timeline,
+)
 
 STEPS = {
     "axonn": "1x4x8x2",
@@ -143,7 +150,7 @@ def test_pipelines_that_share_a_plan_have_queues_of_their_own():
     sharing = [replace(each, scenario=predictions[0].scenario) for each in predictions]
     for player, prediction in zip(players_of(sharing), predictions, strict=True):
         n_micro = prediction.n_microsteps
-        timeline = player.pipelined(player.plan.pipeline, n_micro)
+        timeline = pipelined_timeline(player, player.plan.pipeline, n_micro)
         assert timeline.seconds == pytest.approx(prediction.step_seconds, rel=1e-9)
 
 
@@ -151,7 +158,7 @@ def test_pipelines_that_share_a_plan_have_queues_of_their_own():
 def test_a_pipeline_is_drawn_for_two_rounds_of_micro_batches_at_most(most_micro_batches, n_micro):
     prediction, _ = timeline_of("megatron")
     per_micro_batch = 2 * 4 * prediction.configuration.n_virtual
-    drawn = Player(prediction).drawn_passes(most_micro_batches * per_micro_batch)
+    drawn = drawn_passes(Player(prediction), most_micro_batches * per_micro_batch)
     assert (drawn[1] if drawn else 0) == n_micro
 
 
@@ -257,7 +264,7 @@ def test_candidates_that_share_a_plan_are_explained_and_drawn_as_each_alone():
             assert same.total_seconds == pytest.approx(cost.total_seconds)
             assert same.exposed_seconds == pytest.approx(cost.exposed_seconds, abs=1e-12)
         assert not together
-        drawn, expected = (each.shortened(2).sequential(1) for each in (player, alone))
+        drawn, expected = (sequential_timeline(each.shortened(2), 1) for each in (player, alone))
         assert [op.name for op in drawn.operations] == [op.name for op in expected.operations]
         assert drawn.seconds == pytest.approx(expected.seconds)
 

@@ -567,7 +567,6 @@ def test_two_layers_executed_on_every_rank_carry_what_the_plan_says(grid):
 
 # Bytes on GRID: 32 tokens, h = 64 over X = 2, 192 and 256 over Y = 4, bf16.
 RESIDUAL, QKV, MLP = 2 * 32 * 64 / 2, 2 * 32 * 192 / 4, 2 * 32 * 256 / 4
-LARGE_HEAD = replace(MODEL, vocab_size=1024)
 LOGITS, EMBEDDING = 32 * 256 / 4, 2 * 64 * 256 / 8  # elements; bytes of the gathered block
 # Per rank: 3 blocks of 49152 and the embedding of 16384, over 16 ranks; seven norms, the
 # positions and two biases a layer over X; the other two over Y.

@@ -11,7 +11,8 @@ import axonn_tune
 from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.io.presets import load_model
-from axonn_tune.spec.machine import Facility, Quantity
+from axonn_tune.spec.machine import Facility
+from axonn_tune.spec.quantity import Quantity
 from axonn_tune.studies.limits import Limits
 from axonn_tune.studies.run_plan import meet_deadline, spend_budget
 from axonn_tune.studies.training_run import Failures, training_run

@@ -10,8 +10,8 @@ from axonn_tune.api.searching import build_search
 from axonn_tune.report.run import run_document, run_text
 from axonn_tune.report.trace import trace_document
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.spec.machine import Quantity
 from axonn_tune.spec.measurement import COMPUTATION, Operation, exposed_seconds
+from axonn_tune.spec.quantity import Quantity
 from axonn_tune.step.explain import explain
 from axonn_tune.step.timeline import step_timeline
 from axonn_tune.validation.measured import operation_times

@@ -32,16 +32,12 @@ from axonn_tune.calibration.fit.rates import (
 from axonn_tune.calibration.measured_cluster import MeasuredCluster
 from axonn_tune.errors import InputError
 from axonn_tune.spec.calibration import Calibration
-from axonn_tune.spec.machine import (
-    GemmRates,
-    KernelRates,
-    LinkLevel,
-    Machine,
-    MemoryReserve,
-    Quantity,
-)
+from axonn_tune.spec.gpu import GemmRates, KernelRates
+from axonn_tune.spec.links import LinkLevel
+from axonn_tune.spec.machine import Machine, MemoryReserve
 from axonn_tune.spec.plan import KINDS, MODES
 from axonn_tune.spec.points import GemmPoint, LinkPoint
+from axonn_tune.spec.quantity import Quantity
 
 # A caching allocator holds blocks that it cannot use for lack of a fitting request.
 FRAGMENTATION = Quantity(0.05, "assumed", "caching allocator; grows with changing shapes")

@@ -19,9 +19,10 @@ from axonn_tune.calibration.fit.steps import (
 )
 from axonn_tune.cost.collectives import moved_fraction, rings_worth
 from axonn_tune.errors import InputError
-from axonn_tune.spec.machine import LinkLevel, Quantity, RingShare, Steps
+from axonn_tune.spec.links import LinkLevel, RingShare, Steps
 from axonn_tune.spec.plan import KINDS
 from axonn_tune.spec.points import LinkPoint
+from axonn_tune.spec.quantity import Quantity
 
 # The first of these that was measured gives the numbers of a level; others are relative to it.
 BASE_KINDS = ("all_reduce", *KINDS)

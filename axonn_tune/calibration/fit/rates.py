@@ -14,9 +14,11 @@ from axonn_tune.calibration.fit.robust import Floats, residual_scale
 from axonn_tune.calibration.measured_cluster import MeasuredCluster
 from axonn_tune.cost.gemm import EfficiencyCurve
 from axonn_tune.spec.checks import LARGEST_COUNT
-from axonn_tune.spec.machine import Gpu, Machine, Quantity, Tile
+from axonn_tune.spec.gpu import Gpu, Tile
+from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import MODES
 from axonn_tune.spec.points import AttentionPoint, GemmPoint, MemoryPoint
+from axonn_tune.spec.quantity import Quantity
 
 # The libraries of a CPU cut products into pieces for its caches, much smaller than a matrix.
 CPU_TILES = (Tile(16, 16, 1.0),)

@@ -27,9 +27,8 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import grid_layout
 from axonn_tune.spec.measurement import HOST
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import Attention, MemoryBound
+from axonn_tune.spec.plan import Attention, MemoryBound, number
 from axonn_tune.spec.points import AttentionPoint, MemoryPoint
-from axonn_tune.step.timeline import number
 from axonn_tune.strategies.axonn4d import AXONN
 
 WARM_UP_STEPS = 2

@@ -35,7 +35,7 @@ class CollectiveTiming:
     kind: str
     nbytes: int
     seconds: float
-    n_ranks: int = 0
+    n_ranks: int
     n_hosts: int = 0
 
 

@@ -54,9 +54,7 @@ class ImportedPoints:
     warnings: tuple[str, ...]
 
 
-def read_logs(
-    paths: Sequence[str], machine: Machine, options: LogOptions = LogOptions()
-) -> ImportedPoints:
+def read_logs(paths: Sequence[str], machine: Machine, options: LogOptions) -> ImportedPoints:
     """Return the points of all files.
 
     What was timed several times gives one point, with the median and the spread.

@@ -35,7 +35,7 @@ class LoggedRun:
 
     facts: Mapping[str, str]
     step_seconds: tuple[float, ...]
-    memory_bytes: float = 0.0
+    memory_bytes: float
     out_of_memory: bool = False
     sizes: Mapping[str, Any] = field(default_factory=dict)
 

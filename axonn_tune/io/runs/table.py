@@ -70,11 +70,11 @@ class TableRow:
     """
 
     cells: dict[str, str]
-    model: Model | None = None
+    model: Model | None
 
 
 def table_row(
-    run: LoggedRun, source: str, given: Mapping[str, str], warm_up: int | None = None
+    run: LoggedRun, source: str, given: Mapping[str, str], warm_up: int | None
 ) -> TableRow:
     """Return the row of a run; what the user gives counts more than what the log says.
 

@@ -67,9 +67,9 @@ def issuer_of(group: dist.ProcessGroup) -> Issuer:
     return _OnDevice(group) if backend == dist.Backend.NCCL else _AsTorchDoes(group)
 
 
-def is_on_host(group: dist.ProcessGroup | None = None) -> bool:
-    """Return whether collectives run on the host; without a group, those of all ranks."""
-    return dist.is_initialized() and dist.get_backend(group) == dist.Backend.GLOO
+def is_on_host() -> bool:
+    """Return whether collectives of all ranks run on the host."""
+    return dist.is_initialized() and dist.get_backend() == dist.Backend.GLOO
 
 
 class Issuer(Protocol):

@@ -25,7 +25,7 @@ from axonn_tune.runtime.ranks.session import (
     reason,
 )
 from axonn_tune.runtime.request import RunRequest
-from axonn_tune.runtime.run import TrainerFactory, build_trainer, train
+from axonn_tune.runtime.run import TrainerFactory, train
 from axonn_tune.spec.measurement import Measurement
 
 
@@ -70,8 +70,8 @@ class RunSeries:
     keeper: Keeper
     device: str
     timeout_seconds: float
-    quiet: bool = False
-    factory: TrainerFactory = build_trainer
+    quiet: bool
+    factory: TrainerFactory
 
     @property
     def n_left(self) -> int:
