@@ -36,6 +36,12 @@ def free_port():
             return port
 
 
+def ended(process):
+    """The exit code of a process, and what it has printed and complained of."""
+    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    return process.returncode, output, errors
+
+
 def children(pid):
     listed = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True)
     return [int(child) for child in listed.stdout.split()]

@@ -16,7 +16,7 @@ from axonn_tune.io.tables import load_table
 from axonn_tune.options import JobOptions, LayoutOptions, declared
 from axonn_tune.search.one_layout import held_to
 from axonn_tune.search.search import Search
-from axonn_tune.spec.checks import whole_number
+from axonn_tune.spec.checks import positive_number, whole_number
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
 from axonn_tune.strategies.named import names_of_axes
@@ -140,10 +140,7 @@ def _count(name: str, text: str) -> int:
 
 def positive(name: str, text: str) -> float:
     """Return the number of a cell."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < float("inf"):
+    value = positive_number(text)
+    if value is None:
         raise InputError(f"{name} is '{text[:40]}'; allowed: a number above 0")
     return value

@@ -102,3 +102,12 @@ def whole_number(text: str) -> int | None:
     """Return the number that decimal digits mean, up to `LARGEST_COUNT`; None for other text."""
     is_number = text.isascii() and text.isdigit() and len(text) <= len(str(LARGEST_COUNT))
     return int(text) if is_number and int(text) <= LARGEST_COUNT else None
+
+
+def positive_number(text: str) -> float | None:
+    """Return the finite number above 0 that a text means; None for other text."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0.0 < value < math.inf else None

@@ -23,9 +23,9 @@ from axonn_tune.strategies.axonn_memory import (
 )
 from axonn_tune.strategies.communication import Communication, Weight
 from axonn_tune.strategies.optimizer import clip_and_update
+from axonn_tune.strategies.parameters import vocabulary_matrices
 from axonn_tune.strategies.pipeline import layers_of_stage
 from axonn_tune.strategies.program import HostProgram
-from axonn_tune.strategies.shapes import vocabulary_matrices
 
 if TYPE_CHECKING:
     from axonn_tune.strategies.axonn4d import Axonn4D

@@ -15,12 +15,8 @@ from axonn_tune.spec.plan import Array
 from axonn_tune.spec.programs import AxonnProgram
 from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.context import ContextParallelism
-from axonn_tune.strategies.shapes import (
-    FP32_BYTES,
-    Shapes,
-    stage_parameters,
-    vocabulary_matrices,
-)
+from axonn_tune.strategies.parameters import stage_parameters, vocabulary_matrices
+from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 
 # Gradients are accumulated and reduced over data in fp32 (AxoNN's own model takes 4 bytes too).
 GRADIENT_BYTES = FP32_BYTES

@@ -28,10 +28,11 @@ from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import context_parallelism
 from axonn_tune.strategies.megatron_stage import module_layers, stored_matrices, trained_parameters
 from axonn_tune.strategies.optimizer import clip_and_update
+from axonn_tune.strategies.parameters import stage_parameters
 from axonn_tune.strategies.pipeline import layers_of_stage
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.sequence_parallel import SequenceParallel
-from axonn_tune.strategies.shapes import FP32_BYTES, stage_parameters
+from axonn_tune.strategies.shapes import FP32_BYTES
 
 if TYPE_CHECKING:
     from axonn_tune.strategies.megatron3d import Megatron3D

@@ -16,7 +16,8 @@ from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.context import ContextParallelism
 from axonn_tune.strategies.experts import experts_of, saved_at_inner_widths, stored_experts
 from axonn_tune.strategies.modules import discarded_bytes, saved_beside
-from axonn_tune.strategies.shapes import MASK_BYTES, Shapes, stage_parameters
+from axonn_tune.strategies.parameters import stage_parameters
+from axonn_tune.strategies.shapes import MASK_BYTES, Shapes
 
 
 def held_by_blocks(

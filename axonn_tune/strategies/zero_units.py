@@ -21,7 +21,8 @@ from axonn_tune.strategies.fetches import (
     fetched_each_time,
     module_sizes,
 )
-from axonn_tune.strategies.shapes import Shapes, stage_parameters
+from axonn_tune.strategies.parameters import stage_parameters
+from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.units import GatherUnit, gathers_per_block
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import PATIENCE_SECONDS, all_end, environment, ranks_of
+from processes import PATIENCE_SECONDS, all_end, ended, environment, ranks_of
 from worlds import machine_of
 
 from axonn_tune.cli.main import main
@@ -47,18 +47,13 @@ def brief(tmp_path):
         process.communicate()
 
 
-def finish(process):
-    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    return process.returncode, output, errors
-
-
 def said(errors):
     return [line for line in errors.splitlines() if line.startswith("axonn-tune: ")]
 
 
 @pytest.mark.slow
 def test_a_calibration_gives_a_profile_with_which_to_search(brief, tmp_path, capsys):
-    code, output, errors = finish(brief("--model", "tiny", "--gpus", "4", "--most-shapes", "5"))
+    code, output, errors = ended(brief("--model", "tiny", "--gpus", "4", "--most-shapes", "5"))
     assert code == 0, errors
     assert "└─ intra-node: joins 2 x CPU" in output
     assert "products of the search" in output and "were left out" in output
@@ -97,7 +92,7 @@ def ended_early(brief, folder, how):
         os.kill(ranks[-1], signal.SIGKILL)
     else:
         process.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGKILL)
-    code, _, errors = finish(process)
+    code, _, errors = ended(process)
     assert all_end(ranks)
     assert profile.read_text() == before
     assert journal.read_text().count("\n") > 26
@@ -124,9 +119,9 @@ def test_what_a_killed_launcher_has_measured_is_not_overwritten_and_is_resumed(b
     ended_early(brief, tmp_path, "kill the launcher")
     profile, journal = tmp_path / "cluster.yaml", tmp_path / "cluster.yaml.partial"
     measured = journal.read_text().splitlines()
-    assert finish(brief("--quiet"))[0] == 2
+    assert ended(brief("--quiet"))[0] == 2
     assert journal.read_text().splitlines() == measured
-    code, _, errors = finish(brief("--quiet", "--resume"))
+    code, _, errors = ended(brief("--quiet", "--resume"))
     assert code == 0, errors
     assert not journal.exists() and load_machine(profile).calibration is not None
 
@@ -139,7 +134,7 @@ def test_a_rank_that_hangs_ends_the_calibration_in_time(brief, tmp_path):
     os.kill(hanging, signal.SIGSTOP)
     assert all_end([waiting])
     os.kill(hanging, signal.SIGCONT)  # so that the signal that ends it reaches it
-    code, _, errors = finish(process)
+    code, _, errors = ended(process)
     assert code == 2
     (line,) = said(errors)
     assert "failed: " in line and line.endswith("go on with --resume")
@@ -151,7 +146,7 @@ def test_a_full_disk_is_named_and_nothing_is_lost(brief, tmp_path):
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 
-    code, _, errors = finish(brief("--quiet", limit=limit))
+    code, _, errors = ended(brief("--quiet", limit=limit))
     assert code == 2
     (line,) = said(errors)
     assert "cluster.yaml.partial cannot be written: " in line
@@ -164,7 +159,7 @@ def test_a_full_disk_is_named_and_nothing_is_lost(brief, tmp_path):
 def test_a_host_without_ipv6(brief):
     network = 'sysctl -qw net.ipv6.conf.all.disable_ipv6=1; ip link set lo up; exec "$@"'
     prefix = ["unshare", "--net", "sh", "-c", network, "sh"]
-    code, _, errors = finish(brief("--quiet", prefix=prefix))
+    code, _, errors = ended(brief("--quiet", prefix=prefix))
     assert code == 0, errors
 
 
@@ -196,7 +191,7 @@ def test_bad_input_is_one_line(arguments, named, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_folder_that_is_missing_is_named(brief):
-    code, _, errors = finish(brief("--output", "nowhere/x.yaml"))
+    code, _, errors = ended(brief("--output", "nowhere/x.yaml"))
     assert code == 2
     (line,) = said(errors)
     assert "nowhere/x.yaml.partial cannot be written: no such file" in line

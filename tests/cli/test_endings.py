@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import PATIENCE_SECONDS, all_end, children, environment, ranks_of
+from processes import PATIENCE_SECONDS, all_end, children, ended, environment, ranks_of
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "axonn_tune.cli.start"]
@@ -146,8 +146,8 @@ def test_an_interrupt_while_ranks_start_is_silent_and_leaves_none(find, count, d
     others = wait_for_processes(process, find, count)
     time.sleep(delay_seconds)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    assert (process.returncode, output, errors.strip()) == (130, "", "")
+    code, output, errors = ended(process)
+    assert (code, output, errors.strip()) == (130, "", "")
     assert all_end(others, seconds=5)
 
 
@@ -159,7 +159,7 @@ def test_no_rank_survives_a_launcher_that_is_killed_while_they_start(find, count
     time.sleep(delay_seconds)
     process.kill()
     assert all_end(others, seconds=3)
-    process.communicate(timeout=PATIENCE_SECONDS)
+    ended(process)
 
 
 @pytest.mark.slow
@@ -172,8 +172,7 @@ def test_an_interrupt_of_one_rank_is_none():
         assert process.stderr.readline().startswith("step ")
     assert process.poll() is None
     os.killpg(process.pid, signal.SIGINT)
-    process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 130
+    assert ended(process)[0] == 130
 
 
 @pytest.mark.slow
@@ -181,9 +180,9 @@ def test_a_rank_that_crashes_is_named_in_one_line():
     process = started(*RUN)
     assert process.stderr.readline().startswith("step ")
     os.kill(ranks_of(process.pid)[-1], signal.SIGSEGV)
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    code, _, errors = ended(process)
     said = [line for line in errors.splitlines() if not line.startswith("step ")]
-    assert said == ["axonn-tune: rank 1 was ended by SIGSEGV"] and process.returncode == 2
+    assert said == ["axonn-tune: rank 1 was ended by SIGSEGV"] and code == 2
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from processes import (
     PATIENCE_SECONDS,
     all_end,
     children,
+    ended,
     environment,
     ranks_of,
     torchrun_environments,
@@ -50,11 +51,6 @@ def start(program, arguments, variables):
 
 def start_ranks(program, arguments, environments):
     return [start(program, arguments, variables) for variables in environments]
-
-
-def finish(process):
-    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    return process.returncode, output, errors
 
 
 def test_ranks_of_its_own_report_time_loss_memory_operations_and_a_trace(tmp_path):
@@ -139,7 +135,7 @@ def test_given_ranks_join_and_rank_0_speaks_alone(launcher):
             for rank in range(2)
         ]
     ranks = start_ranks(COMMAND, [*TINY, "--grid", "1x1x2x1", "--steps", "2"], environments)
-    first, second = (finish(rank) for rank in ranks)
+    first, second = (ended(rank) for rank in ranks)
     assert first[0] == second[0] == 0, first[2] + second[2]
     assert "grid 1x1x2x1" in first[1] and "step 2 of 2" in first[2]
     assert second[1:] == ("", "")
@@ -148,7 +144,7 @@ def test_given_ranks_join_and_rank_0_speaks_alone(launcher):
 @pytest.mark.slow
 def test_given_ranks_report_bad_input_once():
     ranks = start_ranks(COMMAND, [*TINY, "--grid", "1x1x4x1"], torchrun_environments(2))
-    first, second = (finish(rank) for rank in ranks)
+    first, second = (ended(rank) for rank in ranks)
     assert [first[0], second[0]] == [2, 2]
     assert first[2] == "axonn-tune: the task needs 4 ranks; this job has 2\n"
     assert second[1:] == ("", "")
@@ -158,11 +154,11 @@ def test_given_ranks_report_bad_input_once():
 @pytest.mark.parametrize("how", ["raise", "kill", pytest.param("hang", marks=pytest.mark.slow)])
 def test_a_failing_rank_ends_the_job_with_one_message(how):
     ranks = start_ranks([sys.executable, FAILING_RUN], [how], torchrun_environments(2))
-    code, _, first = finish(ranks[0])
+    code, _, first = ended(ranks[0])
     assert code == 2
     if how == "hang":
         ranks[1].kill()
-    code, _, second = finish(ranks[1])
+    code, _, second = ended(ranks[1])
     assert code == {"raise": 2, "kill": -signal.SIGKILL, "hang": -signal.SIGKILL}[how]
     if how == "raise":
         assert (first, second) == (
@@ -192,7 +188,7 @@ def test_no_rank_survives_a_kill(victim):
         os.kill(children(process.pid)[-1], signal.SIGKILL)
     else:
         process.send_signal(signal.SIGTERM if "gently" in victim else signal.SIGKILL)
-    code, _, errors = finish(process)
+    code, _, errors = ended(process)
     if victim == "rank":
         assert code == 2
         assert errors.splitlines()[-1] == "axonn-tune: rank 1 was ended by SIGKILL"
@@ -211,7 +207,7 @@ def test_a_stopped_rank_ends_a_run_on_several_axes_in_time():
     wait_for_steps(process)
     ranks = ranks_of(process.pid)
     os.kill(ranks[-1], signal.SIGSTOP)
-    code, _, errors = finish(process)
+    code, _, errors = ended(process)
     assert code == 2
     assert " failed: " in errors.splitlines()[-1]
     assert all_end(ranks)

@@ -5,12 +5,10 @@ counted. Bytes are means over a step, for each element of what they move.
 """
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from build import collectives, number, operations, plan_of
+from engines.programs_here import printed_by
 from worlds import llama
 
 from axonn_tune.io.presets import load_engine
@@ -47,10 +45,7 @@ OF_ENGINES = {
 @pytest.fixture(scope="module")
 def recorded():
     cases = list(dict.fromkeys([*CASES, *OF_ENGINES.values()]))
-    path = Path(__file__).with_name("fsdp_kernels.py")
-    done = subprocess.run([sys.executable, path, json.dumps(cases)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return dict(zip(cases, json.loads(done.stdout), strict=True))
+    return dict(zip(cases, printed_by("fsdp_kernels.py", json.dumps(cases)), strict=True))
 
 
 def planned(version, weights, messages, n_micro, reductions, root):

@@ -1,13 +1,10 @@
 """The facts of KempnerForge's engine, against torch's compiler and its measured steps."""
 
-import json
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from build import collectives, number, plan_of
+from engines.programs_here import printed_by
 from worlds import llama
 
 from axonn_tune.io.presets import load_engine, load_model
@@ -29,10 +26,7 @@ CHAINS = {"forward": ("forward",), "backward": ("recompute", "backward")}
 
 @pytest.mark.slow
 def test_the_compiler_joins_gathers_of_one_input_and_no_sums_as_the_plan_says():
-    program = Path(__file__).with_name("compiled_block.py")
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    recorded = json.loads(done.stdout)
+    recorded = printed_by("compiled_block.py")
     plan = plan_of(zero3(ENGINE), MODEL, Job(16, 16, 64), recompute="full", shard=4, tensor=4)
     layers = {linear.name for linear in MODEL.block_linears}
     planned = {graph: Counter(all_reduce=0) for graph in CHAINS}

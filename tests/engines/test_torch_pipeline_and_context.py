@@ -1,15 +1,11 @@
 """FSDP2 in the stages of a pipeline, and sequences that ranks share, against torch itself."""
 
-import json
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 import pytest
 from build import collectives, number, operations, plan_of
+from engines.programs_here import printed_by
 from worlds import llama
 
 from axonn_tune.spec.engine import Engine
@@ -21,15 +17,6 @@ from axonn_tune.strategies.zero import zero3
 ENGINE = Engine(zero=ZeroProgram(is_fsdp2=True, has_stages=True, reduced_element_bytes=4.0))
 SIZES = {"hidden_size": 256, "n_heads": 8, "n_kv_heads": 8, "ffn_hidden_size": 512}
 MODEL = llama(n_layers=4, vocab_size=1024, seq_len=64, **SIZES)
-
-
-@cache
-def printed_by(program, *arguments):
-    """What a program of this folder prints, which has a process group of its own."""
-    path = Path(__file__).with_name(program)
-    done = subprocess.run([sys.executable, path, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def messages(plan, part):

@@ -3,15 +3,12 @@
 torchtitan's modules are written here again, after their descriptions in its engines' files.
 """
 
-import json
-import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
 from build import number, operations, plan_of
+from engines.programs_here import printed_by
 from engines.traffic import Traffic, bf16, loss_bytes, moved, rms_norm
 from torch.nn.functional import cross_entropy, silu
 from worlds import llama
@@ -170,12 +167,9 @@ def test_split_logits_grow_the_pool_to_the_bytes_that_the_engine_states():
 
 
 def test_the_newest_engine_forms_the_products_again_that_a_compiled_block_does():
-    path = Path(__file__).with_name("recomputed_products.py")
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
     sizes = {"n_layers": 1, "hidden_size": 64, "ffn_hidden_size": 128, "vocab_size": 256}
     model = llama(**sizes, n_heads=4, n_kv_heads=4, seq_len=64)
-    for recompute, columns in json.loads(done.stdout).items():
+    for recompute, columns in printed_by("recomputed_products.py").items():
         strategy = zero3(load_engine("torchtitan"))
         plan = plan_of(strategy, model, Job(2, 2, 64), recompute=recompute, shard=2)
         again = [op for op in operations(plan.microstep) if op.name.startswith("recompute.")]

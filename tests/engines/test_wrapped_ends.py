@@ -4,14 +4,12 @@
 """
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from build import collectives, memory_terms, number, operations, plan_of
+from engines.programs_here import printed_by
 from engines.traffic import Traffic, bf16
 from worlds import llama
 
@@ -45,13 +43,6 @@ def strategy_with(n_pieces, wraps_ends=True, **facts):
         **facts,
     )
     return zero3(Engine(zero=program))
-
-
-def printed_by(program, *arguments):
-    path = Path(__file__).with_name(program)
-    done = subprocess.run([sys.executable, path, *arguments], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")

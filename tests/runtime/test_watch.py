@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import PATIENCE_SECONDS, environment, torchrun_environments
+from processes import ended, environment, torchrun_environments
 
 pytest.importorskip("torch")
 
@@ -28,11 +28,6 @@ def start(how, variables):
 
 def given_ranks(how):
     return [start(how, variables) for variables in torchrun_environments(2)]
-
-
-def ended(process):
-    output, errors = process.communicate(timeout=PATIENCE_SECONDS)
-    return process.returncode, output, errors
 
 
 @pytest.mark.slow

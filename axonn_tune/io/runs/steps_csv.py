@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from axonn_tune.errors import FileError, InputError
 from axonn_tune.io.runs.logged_run import LoggedRun, layout_text, stated
+from axonn_tune.spec.checks import positive_number
 
 # The columns of a table of runs by what other tables call them.
 _NAMES = {
@@ -137,11 +138,8 @@ def _is_out_of_memory(cells: Mapping[str, str], where: str) -> bool:
 
 def _amount(where: str, name: str, text: str) -> float:
     """Return a number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < float("inf"):
+    value = positive_number(text)
+    if value is None:
         raise FileError(f"{where}: the {name} is '{text[:40]}'; allowed: a number above 0")
     return value
 
