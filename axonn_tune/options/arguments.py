@@ -6,7 +6,6 @@ may give anything, and a text where a list or a switch is wanted would be taken 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -63,7 +62,9 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str | os.PathLike)
+    """Return whether a value is a text, a path, or an object of one's own, such as a strategy."""
+    is_plain = isinstance(value, bool | int | float | bytes | Mapping) or _is_list(value)
+    return isinstance(value, str) or not is_plain
 
 
 def _is_list(value: Any) -> bool:
