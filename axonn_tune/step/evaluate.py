@@ -48,7 +48,7 @@ from axonn_tune.spec.plan import (
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.schedules import KernelTimes, Schedules, names_of
 
-CHUNK_ROWS = 16384
+CHUNK_ROWS = 8192
 # So many candidates that issue the same phases are played sooner without those that issue others.
 OWN_ROWS = 2048
 T = TypeVar("T")
