@@ -40,7 +40,7 @@ def megatron_on_alps(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         yield paper.run(f"{row['model']}{bits}", subject, search, published)
 
 
-def tests_on_alps(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+def steps_of_cscs(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield the steps that CSCS's regression tests expect, none of which a number is fitted to."""
     assumed = ("vocabulary", "rounded rate")
     source = "eth-cscs/cscs-reframe-tests at 2f813557"

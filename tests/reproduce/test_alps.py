@@ -7,7 +7,7 @@ import pytest
 
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_engine, load_machine, load_model
-from axonn_tune.reproduce.alps import megatron_on_alps, tests_on_alps
+from axonn_tune.reproduce.alps import megatron_on_alps, steps_of_cscs
 from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.spec.precision import FULL
@@ -82,7 +82,7 @@ def test_what_ran_fits(predicted):
 def test_steps_of_cscs_tests_are_met_though_nothing_is_fitted_to_them():
     """8B has one bucket, which is reduced and gathered with nothing beside it: 16 % of its step."""
     loaders = Loaders(load_model, load_machine, load_engine)
-    tests = list(tests_on_alps(load_published("alps_tests"), loaders))
+    tests = list(steps_of_cscs(load_published("alps_tests"), loaders))
     assert not any(test.is_fitted for test in tests)
     predictions = predict_runs(tests)
     published = [test.published["step_seconds"] for test in tests]
