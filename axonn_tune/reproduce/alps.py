@@ -42,7 +42,7 @@ def megatron_on_alps(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 def steps_of_cscs(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield the steps that CSCS's regression tests expect, none of which a number is fitted to."""
-    assumed = ("vocabulary", "rounded rate")
+    assumed = "vocabulary"
     source = "eth-cscs/cscs-reframe-tests at 2f813557"
     paper = Paper("Megatron-Core in CSCS's tests", source, loaders.machine("alps"), assumed=assumed)
     engine = loaders.engine("megatron-core")
