@@ -15,6 +15,8 @@ from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import megatron_of
 
+# CSCS's tests expect a rate of steps, whose tokenizer is taken to be that of Apertus.
+_TOKENS_OF_TESTS = 131072
 # GPT-2's tokens, padded.
 _VOCABULARY = 50304
 # The clock that GH200 holds in training is fitted to the steps of 8B in bf16 on one node, and the
@@ -36,6 +38,34 @@ def megatron_on_alps(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         published = numbers(row, "step_seconds")
         search = _search(row, machine, engine)
         yield paper.run(f"{row['model']}{bits}", subject, search, published)
+
+
+def steps_of_cscs(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
+    """Yield the steps that CSCS's regression tests expect, none of which a number is fitted to."""
+    assumed = "vocabulary"
+    source = "eth-cscs/cscs-reframe-tests at 2f813557"
+    paper = Paper("Megatron-Core in CSCS's tests", source, loaders.machine("alps"), assumed=assumed)
+    engine = loaders.engine("megatron-core")
+    for row in rows:
+        gpus, batch, seq_len = job_sizes(row)
+        rate = gpus * float(row["tokens_per_second_per_gpu"])
+        published = {"step_seconds": batch * seq_len / rate}
+        subject = f"{row['model']} on {gpus} GH200, {seq_len} tokens"
+        search = _search_of_test(row, paper.machine, engine, loaders.model(row["model"]))
+        yield paper.run(row["model"], subject, search, published)
+
+
+def _search_of_test(row: Row, machine: Machine, engine: Engine, model: Model) -> Search:
+    """Return the search that is held to a test's layout, with one bucket for each stage."""
+    program = replace(engine.megatron, bucket_elements=1e10, bucket_elements_per_replica=0.0)
+    strategy = megatron_of(
+        replace(engine, attention_library="cudnn", megatron=program),
+        n_virtual=(int(row["virtual"]),),
+        fp32_gradients=row["fp32_gradients"] == "yes",
+    )
+    job = Job(*job_sizes(row), kernel_tuning=False)
+    of_row = replace(model, vocab_size=_TOKENS_OF_TESTS, seq_len=int(row["seq_len"]))
+    return held_to_row(Scenario(of_row, job, machine, strategy), row)
 
 
 def _search(row: Row, machine: Machine, engine: Engine) -> Search:

@@ -18,6 +18,12 @@ _TABLES = {
         "crazyguitar/aws-gpu-communication-benchmark at fd167f97 (CC BY 4.0)",
         "table",
     ),
+    "on Alps": (
+        "collectives_alps",
+        "swiss-ai/nodes_test at 91fb55a0, eth-cscs/cscs-docs at 80abed13 and "
+        "eth-cscs/cscs-reframe-tests at 2f813557",
+        "table",
+    ),
     "inside a node": (
         "collectives_one_node",
         "aiconfigurator-core 0.12.0 (NVIDIA, Apache-2.0)",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from axonn_tune.reproduce import fsdp, megatron, sharded
-from axonn_tune.reproduce.alps import megatron_on_alps
+from axonn_tune.reproduce.alps import megatron_on_alps, steps_of_cscs
 from axonn_tune.reproduce.alst import arctic_long_sequences
 from axonn_tune.reproduce.automodel import automodel
 from axonn_tune.reproduce.axonn import compare_links, compare_runs
@@ -86,6 +86,7 @@ def measured_steps(
         "Megatron-FSDP": list(megatron_fsdp(load("megatron_fsdp"), loaders)),
         "Model Zoo": list(model_zoo(load("moe_model_zoo"), loaders)),
         "Alps": list(megatron_on_alps(load("alps_megatron"), loaders)),
+        "Alps tests": list(steps_of_cscs(load("alps_tests"), loaders)),
         "NeMo": list(nemo(load("dgxc_h100"), loaders)),
         "NeMo releases": list(nemo_releases(load("nemo_releases"), loaders)),
         "AutoModel": list(automodel(load("nemo_automodel"), loaders)),

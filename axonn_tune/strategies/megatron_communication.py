@@ -314,14 +314,14 @@ class MegatronCommunication(SequenceParallel):
         if self._gathers_updated and weight == Weight(FORWARD, first_layer):
             share = self.shapes.n_backward / self.shapes.model.n_layers
             element = share * self.options.gathered_bytes(self.shapes.job)
-            blocks, experts = self._block_parameters, self._block_experts
+            blocks, experts = self._early_parameters, self._block_experts
             self._gather(host, _UPDATED_BLOCK, blocks, element, self.options.replicas)
             self._gather(host, _UPDATED_EXPERTS, experts, element, self._expert_replicas)
 
     def end_block(self, host: HostProgram, is_first: bool) -> None:
         """Start to reduce the block's gradients, while earlier blocks form theirs."""
         if self.sync or self.options.shards_gradients:
-            self._reduce(host, _BLOCK_GRADIENTS, self._block_parameters, self.options.replicas)
+            self._reduce(host, _BLOCK_GRADIENTS, self._early_parameters, self.options.replicas)
             self._reduce(host, _EXPERT_GRADIENTS, self._block_experts, self._expert_replicas)
 
     def send_gradient(self, host: HostProgram, layer: str) -> None:
@@ -386,10 +386,7 @@ class MegatronCommunication(SequenceParallel):
         disable_bucketing in training/training.py).
         """
         program = self.options.engine.megatron
-        n_replicas = self.shapes.table.size(axis)
-        bucket_elements = np.maximum(
-            program.bucket_elements, program.bucket_elements_per_replica * n_replicas
-        )
+        bucket_elements = self._bucket_elements(axis)
         if not (self.options.overlap_grad_reduce or program.buckets_without_overlap):
             bucket_elements = np.maximum(n_elements, 1.0)
         elif program.fills_buckets:
@@ -397,6 +394,25 @@ class MegatronCommunication(SequenceParallel):
         has_one_stage = self.options.overlap_grad_reduce or self.is_of_first_stage
         n_stages = 1.0 if has_one_stage else self.shapes.table.n_virtual
         return np.ceil(n_elements / n_stages / bucket_elements) + (n_stages - 1.0)
+
+    def _bucket_elements(self, axis: str) -> Array:
+        """Return the least number of elements of a bucket that travels over an axis of replicas."""
+        program = self.options.engine.megatron
+        per_replica = program.bucket_elements_per_replica * self.shapes.table.size(axis)
+        return np.maximum(program.bucket_elements, per_replica)
+
+    @cached_property
+    def _has_one_bucket(self) -> np.ndarray:
+        """Whether one bucket holds all gradients of a rank with one stage, shape (C,).
+
+        It is complete after the last gradient, and the first product needs weights of it, so that
+        neither its reduction nor its gather has anything beside it (Megatron-Core v0.11,
+        core/distributed/param_and_grad_buffer.py, register_grad_ready and finish_param_sync).
+        Buckets of routed experts are left out: no run with such large ones is known.
+        """
+        is_alone = not (self.options.shards_gradients or self.options.has_experts)
+        fits = self._dense < self._bucket_elements(self.options.replicas)
+        return is_alone & fits & (self.shapes.table.n_virtual == 1)
 
     def _filled(self, least_elements: Array) -> Array:
         """Return the mean number of elements of buckets that end with the weight that fills them.
@@ -431,6 +447,11 @@ class MegatronCommunication(SequenceParallel):
     def _block_parameters(self) -> Array:
         """The number of parameters besides experts that a rank trains in a block on average."""
         return self._in_mean_block[0]
+
+    @property
+    def _early_parameters(self) -> Array:
+        """The number of these whose bucket is reduced and gathered while a micro-step computes."""
+        return np.where(self._has_one_bucket, 0.0, self._block_parameters)
 
     @property
     def _block_experts(self) -> Array:
@@ -585,7 +606,8 @@ class MegatronCommunication(SequenceParallel):
     def _remaining(self) -> Array:
         """The number of parameters besides experts that no micro-step reduces or gathers."""
         of_blocks = self._share_at_end * self._n_layers * self._block_parameters
-        return self._stored_outside() + (0.0 if self._is_overlapped else of_blocks)
+        are_at_end = self._has_one_bucket | (not self._is_overlapped)
+        return self._stored_outside() + np.where(are_at_end, of_blocks, 0.0)
 
     @property
     def _share_at_end(self) -> Size:
@@ -659,11 +681,13 @@ class MegatronCommunication(SequenceParallel):
         name = names.WEIGHTS_ALL_GATHER
         element: Size = self.shapes.element_bytes
         gathered = self.options.gathered_bytes(self.shapes.job)
-        if not self._is_overlapped:
+        if not self._is_overlapped or self._has_one_bucket.any():
             saved = self.shapes.element_bytes - gathered
             # A first stage that holds only a frozen embedding trains nothing.
             trained = np.maximum(self._dense, 1.0)
-            element = element - saved * (self._matrices - self._experts) / trained
+            of_all = element - saved * (self._matrices - self._experts) / trained
+            holds_all = self._has_one_bucket | (not self._is_overlapped)
+            element = np.where(holds_all, of_all, element)
         self._gather(host, name, self._remaining, element, self.options.replicas, updated)
         host.wait(name)
         if not self._is_overlapped:

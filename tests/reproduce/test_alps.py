@@ -7,7 +7,7 @@ import pytest
 
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_engine, load_machine, load_model
-from axonn_tune.reproduce.alps import megatron_on_alps
+from axonn_tune.reproduce.alps import megatron_on_alps, steps_of_cscs
 from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.spec.precision import FULL
@@ -77,3 +77,15 @@ def test_what_ran_fits(predicted):
     for row, prediction in zip(ROWS, predicted, strict=True):
         largest = 1.05 if row["moments"] == "fp32" else 1.0
         assert prediction.memory_bytes < largest * prediction.memory_capacity_bytes
+
+
+def test_steps_of_cscs_tests_are_met_though_nothing_is_fitted_to_them():
+    """8B has one bucket, which is reduced and gathered with nothing beside it: 16 % of its step."""
+    loaders = Loaders(load_model, load_machine, load_engine)
+    tests = list(steps_of_cscs(load_published("alps_tests"), loaders))
+    assert not any(test.is_fitted for test in tests)
+    predictions = predict_runs(tests)
+    published = [test.published["step_seconds"] for test in tests]
+    errors = [p.step_seconds / t - 1.0 for p, t in zip(predictions, published, strict=True)]
+    assert len(errors) == 3 and np.abs(errors).max() < 0.06
+    assert all(p.memory_bytes < p.memory_capacity_bytes for p in predictions)

@@ -376,9 +376,9 @@ def test_the_command_prints_every_row(reproduce_command):
     assert len(rows) == len(found.results) + len(found.links) + n_steps + n_collectives
     assert (
         n_steps
-        == 55 + 133 + 25 + 161 + 15 + 13 + 31 + 138 + 18 + 7 + 17 + 85 + 17 + 17 + 10 + 75 + 814
+        == 55 + 133 + 25 + 161 + 15 + 13 + 31 + 3 + 138 + 18 + 7 + 17 + 85 + 17 + 17 + 10 + 75 + 814
     )
-    assert n_collectives == 102 + 115 + 380
+    assert n_collectives == 102 + 115 + 380 + 58
     runs = [row for row in rows if row["known"]]
     assert len(runs) == len(found.results) + n_steps
 

@@ -42,6 +42,10 @@ LLAMA = replace(
     tied_embeddings=False, n_kv_heads=4,
 )  # fmt: skip
 JOB = Job(16, 32, 128)
+# An engine whose buckets are smaller than any matrix, so that no bucket holds all gradients.
+SMALL_BUCKETS = replace(
+    IDEAL, megatron=MegatronProgram(bucket_elements=1000.0, bucket_elements_per_replica=0.0)
+)
 PLAIN = Megatron3D(False, False, False, True)
 SHARDED = Megatron3D(True, True, True, True)
 PIPELINED = Axonn4D(pipelined=True)
@@ -291,7 +295,8 @@ def test_the_end_of_megatrons_step_by_hand(
 ):
     """The first stage reduces what it has not reduced beside the last backward pass, clips, and
     updates what it owns."""
-    strategy = Megatron3D(sequence_parallel, distributed, overlapped, fp32_gradients=fp32_gradients)
+    options = {"fp32_gradients": fp32_gradients, "engine": SMALL_BUCKETS}
+    strategy = Megatron3D(sequence_parallel, distributed, overlapped, **options)
     job = replace(JOB, dtype=dtype)
     plan = plan_of(strategy, model, job, tensor=2, context=2, data=4, pipeline=n_stages)
     blocks, outside = stage_elements(model, 2, 8 // n_stages, True, n_stages == 1)
@@ -346,7 +351,7 @@ def test_the_end_of_megatrons_step_by_hand(
 @pytest.mark.parametrize("distributed", [False, True])
 @pytest.mark.parametrize("n_stages", [1, 2])
 def test_blocks_are_reduced_and_gathered_beside_one_micro_step(distributed, n_stages):
-    strategy = replace(SHARDED, distributed_optimizer=distributed)
+    strategy = replace(SHARDED, distributed_optimizer=distributed, engine=SMALL_BUCKETS)
     plan = plan_of(strategy, MODEL, JOB, tensor=2, context=2, data=4, pipeline=n_stages)
     parts = [plan.sync_microstep]
     if plan.pipeline is not None:

@@ -110,7 +110,9 @@ def test_transfers_are_hidden_on_blackwell_and_not_on_hopper():
 def test_all_buckets_of_a_virtual_stage_hold_up_one_queue(n_virtual, one_queue, sizes, is_at_end):
     """The same bytes are then reduced and gathered after the last pass, in as many calls."""
     job = replace(JOB, one_queue=one_queue)
-    plan = plan_of(Megatron3D(), DENSE, job, n_virtual=n_virtual, pipeline=2, **sizes)
+    program = MegatronProgram(bucket_elements=1000.0, bucket_elements_per_replica=0.0)
+    strategy = Megatron3D(engine=Engine(megatron=program))
+    plan = plan_of(strategy, DENSE, job, n_virtual=n_virtual, pipeline=2, **sizes)
     assert number(plan.pipeline.syncs_at_end) == is_at_end
     n_syncs = sum(map(number, plan.pipeline.n_synchronised(plan.candidates)))
     assert (n_syncs == 0) == is_at_end
@@ -186,6 +188,24 @@ def test_each_virtual_stage_but_the_first_has_one_bucket(n_virtual):
     of_first = math.ceil(n_elements / n_virtual / per_bucket)
     assert of_first > 1
     assert number(reduced.n_calls) == n_virtual - 1 + of_first
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp8-current"])
+@pytest.mark.parametrize(("n_elements", "is_at_end"), [(1e12, True), (1e3, False)])
+def test_a_bucket_of_all_gradients_has_nothing_beside_it(n_elements, is_at_end, precision):
+    """It is complete with the last gradient, and the first product waits for its weights."""
+    program = MegatronProgram(bucket_elements=n_elements, bucket_elements_per_replica=0.0)
+    engine = Engine(precisions=(precision,), megatron=program)
+    job = replace(JOB, precision=precision)
+    strategy = Megatron3D(engine=engine, low_weights=True)
+    alone = replace(strategy, overlap_grad_reduce=False)
+    beside, after = (plan_of(each, DENSE, job, data=4) for each in (strategy, alone))
+    early = {op.name: op for op in operations(beside.sync_microstep)}
+    ends, all_of = ({op.name: op for op in operations(p.step_end)} for p in (beside, after))
+    for name in ("gradient.block.reduce", "weights.block.all_gather"):
+        assert (number(early[name].nbytes) == 0.0) == is_at_end
+    for name in ("gradient.reduce", "weights.all_gather"):
+        assert (number(ends[name].nbytes) == number(all_of[name].nbytes)) == is_at_end
 
 
 def test_gathers_in_each_stage_take_longer_than_those_that_start_at_once():
