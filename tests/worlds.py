@@ -6,14 +6,14 @@ import numpy as np
 from hypothesis import strategies as st
 
 from axonn_tune.spec.candidates import CandidateTable, Placements
-from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.spec.gpu import GemmRates, Gpu, KernelRates, Tile
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import AXES, ORDERS, grid_layout
 from axonn_tune.spec.links import LinkLevel, RingBandwidth
 from axonn_tune.spec.machine import Host, Machine, MemoryReserve
 from axonn_tune.spec.model import RECOMPUTES, Model
-from axonn_tune.spec.programs import ZeroProgram
+from axonn_tune.spec.programs import MegatronProgram, ZeroProgram
 from axonn_tune.spec.quantity import Quantity
 
 
@@ -23,6 +23,10 @@ def llama(**sizes):
     return Model("llama", **{**flags, "bias": False, "tied_embeddings": False, **sizes})
 
 
+# An engine whose buckets are smaller than any matrix, so that no bucket holds all gradients.
+SMALL_BUCKETS = replace(
+    IDEAL, megatron=MegatronProgram(bucket_elements=1000.0, bucket_elements_per_replica=0.0)
+)
 # The sizes of `small_llama`, from which tests count by hand.
 HIDDEN, FFN, SEQ, VOCAB = 512, 1024, 128, 1024
 

@@ -25,7 +25,7 @@ from build import (
     times_of,
     times_on,
 )
-from worlds import BY_MATRIX, machine_of, quantity
+from worlds import BY_MATRIX, SMALL_BUCKETS, machine_of, quantity
 
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
@@ -39,7 +39,7 @@ from axonn_tune.strategies.zero import zero1, zero2, zero3, zero_topo, zeropp
 MODEL = Model("m", 6, 256, 8, 1024, 128)
 JOB = Job(8, 16, 128)
 PIPELINED = Axonn4D(pipelined=True)
-MEGATRON = Megatron3D()
+MEGATRON = Megatron3D(engine=SMALL_BUCKETS)
 SHARING = [
     Axonn4D(False, True, True, "ulysses_ring"),
     Megatron3D(context_kind="ulysses_ring", shards_gradients=True),

@@ -17,7 +17,7 @@ from build import (
     operations,
     plan_of,
 )
-from worlds import BY_MATRIX, by_matrix
+from worlds import BY_MATRIX, SMALL_BUCKETS, by_matrix
 
 from axonn_tune.api.contenders import strategies_of
 from axonn_tune.api.searching import build_search
@@ -42,10 +42,6 @@ LLAMA = replace(
     tied_embeddings=False, n_kv_heads=4,
 )  # fmt: skip
 JOB = Job(16, 32, 128)
-# An engine whose buckets are smaller than any matrix, so that no bucket holds all gradients.
-SMALL_BUCKETS = replace(
-    IDEAL, megatron=MegatronProgram(bucket_elements=1000.0, bucket_elements_per_replica=0.0)
-)
 PLAIN = Megatron3D(False, False, False, True)
 SHARDED = Megatron3D(True, True, True, True)
 PIPELINED = Axonn4D(pipelined=True)
