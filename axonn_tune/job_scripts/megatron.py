@@ -58,6 +58,7 @@ TRAINING_FLAGS = (
     "--log-interval 1",
     "--log-throughput",
     "--distributed-backend nccl",
+    "--cross-entropy-loss-fusion",
 )
 
 

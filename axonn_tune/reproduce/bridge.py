@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to_row, job_sizes, numbers
+from axonn_tune.reproduce.runs import (
+    Loaders,
+    Paper,
+    Row,
+    Run,
+    held_to_row,
+    job_sizes,
+    numbers,
+    with_fused_loss,
+)
 from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
@@ -66,11 +75,14 @@ def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 
 def _as_recipe(engine: Engine, row: Row) -> Engine:
-    """Return an engine with the formats of attention and of the router that a recipe chooses."""
+    """Return an engine with the formats of attention and of the router that a recipe chooses.
+
+    The loss is Transformer Engine's (scripts/performance/utils/overrides.py).
+    """
     is_low = row["low_attention"] == "yes"
     is_exact = row["model"] in _FP32_ROUTERS
     program = replace(engine.megatron, low_attention=is_low, fp32_router=is_exact)
-    return replace(engine, megatron=program)
+    return with_fused_loss(replace(engine, megatron=program))
 
 
 def layout_search(

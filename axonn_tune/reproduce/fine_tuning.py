@@ -14,6 +14,7 @@ from axonn_tune.reproduce.runs import (
     held_to_row,
     job_sizes,
     numbers,
+    with_fused_loss,
     with_kernels,
 )
 from axonn_tune.search.search import Search
@@ -35,6 +36,8 @@ _FITTED = {("v4.0", "eos_n8_ngc24.04_nemo"), ("v4.0", "eos_n128_ngc24.04_nemo")}
 def fine_tuning(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield the measured steps."""
     engines = {system: loaders.engine(name) for system, name in _ENGINES.items()}
+    # Its loss is Transformer Engine's (scripts/performance/utils/overrides.py).
+    engines["Megatron-Bridge"] = with_fused_loss(engines["Megatron-Bridge"])
     for row in rows:
         machine = loaders.machine(row["machine"])
         is_fitted = (row["release"], row["file"]) in _FITTED

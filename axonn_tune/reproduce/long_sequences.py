@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to, numbers
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to, numbers, with_fused_loss
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import megatron_of
@@ -15,8 +15,11 @@ _ASSUMED = ("network", "recomputation", "software")
 
 
 def long_sequences(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Yield measured steps; NeMo reduced gradients in bf16."""
-    engine = loaders.engine("megatron-core")
+    """Yield measured steps; NeMo reduced gradients in bf16.
+
+    The loss is Transformer Engine's (scripts/performance/helpers.py), before 2025 by assumption.
+    """
+    engine = with_fused_loss(loaders.engine("megatron-core"))
     for row in rows:
         machine = loaders.machine(row["machine"])
         model = loaders.model(row["model"])

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from axonn_tune.reproduce.bridge import layout_search
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, numbers, with_buckets
+from axonn_tune.reproduce.runs import (
+    Loaders,
+    Paper,
+    Row,
+    Run,
+    numbers,
+    with_buckets,
+    with_fused_loss,
+)
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.model import Model
 
@@ -46,9 +54,9 @@ def _engine(row: Row, loaders: Loaders) -> Engine:
     """Return the engine with the facts of the benchmark's program.
 
     Scripts of DeepSeek-V3 run the router in bf16 (MOE_ROUTER_DTYPE), and pretrain.py of GPT-OSS
-    does not set its type.
+    does not set its type. The loss is taken to be Transformer Engine's, as in Megatron-Bridge.
     """
-    engine = loaders.engine(_ENGINES[row["graphs"]])
+    engine = with_fused_loss(loaders.engine(_ENGINES[row["graphs"]]))
     program = replace(
         engine.megatron,
         low_attention=row["low_attention"] == "yes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from axonn_tune.reproduce.bridge import layout_search
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, numbers
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, numbers, with_fused_loss
 from axonn_tune.spec.precision import FULL
 
 _MODEL = "qwen3-235b-a22b"
@@ -14,8 +14,9 @@ _MODEL = "qwen3-235b-a22b"
 def model_zoo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield measured steps; some have CUDA graphs for parts of a layer, which are not predicted."""
     model = loaders.model(_MODEL)
-    # Like the engine's, the router runs in fp32 (model_configs/benchmarking/Qwen3-235B-A22B.yaml).
-    engine = loaders.engine("megatron-core")
+    # Like the engine's, the router runs in fp32; the loss is Transformer Engine's
+    # (model_configs/benchmarking/Qwen3-235B-A22B.yaml).
+    engine = with_fused_loss(loaders.engine("megatron-core"))
     machines = {name: loaders.machine(name) for name in {row["machine"] for row in rows}}
     source = "yanring/Megatron-MoE-ModelZoo (MIT)"
     for row in rows:

@@ -15,6 +15,7 @@ from axonn_tune.reproduce.runs import (
     named,
     numbers,
     with_buckets,
+    with_fused_loss,
     with_kernels,
 )
 from axonn_tune.search.search import Search
@@ -62,9 +63,13 @@ def mlperf(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 
 def _with_facts(engine: Engine, row: Row) -> Engine:
-    """Return an engine with what a submission says of its program."""
+    """Return an engine with what a submission says of its program.
+
+    Since Megatron-Core has taken NeMo's place the loss is Transformer Engine's (CE_FUSION_IMPL).
+    """
     program = with_buckets(with_kernels(engine.megatron, row), row)
-    return replace(engine, megatron=program)
+    is_nemo = row["engine"] == "nemo"
+    return replace(engine if is_nemo else with_fused_loss(engine), megatron=program)
 
 
 def _run(paper: Paper, row: Row, loaders: Loaders, engine: Engine) -> Run:

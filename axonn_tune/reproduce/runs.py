@@ -16,6 +16,8 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.spec.scenario import Scenario
 
+# The kernels of the loss, forward and backward.
+LOSS_KERNELS = ("softmax", "softmax_backward")
 # A row of a published table: texts by name of their column.
 Row: TypeAlias = Mapping[str, str]
 
@@ -145,6 +147,12 @@ def with_kernels(program: MegatronProgram, row: Row) -> MegatronProgram:
         low_attention=row["low_attention"] == "yes",
         low_sums=named(row["low_sums"]),
     )
+
+
+def with_fused_loss(engine: Engine) -> Engine:
+    """Return an engine whose loss is Transformer Engine's, one kernel in each direction."""
+    others = {name: form for name, form in engine.kernels.items() if name not in LOSS_KERNELS}
+    return replace(engine, kernels=others)
 
 
 def with_buckets(program: MegatronProgram, row: Row) -> MegatronProgram:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to, numbers
+from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to, numbers, with_fused_loss
 from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
@@ -60,7 +60,7 @@ def _as_launched(engine: Engine) -> Engine:
     preprocess).
     """
     return replace(
-        engine,
+        with_fused_loss(engine),
         expert_issue_seconds=None,
         memory=replace(engine.memory, logit_bytes=_LOGIT_BYTES),
         megatron=replace(
