@@ -42,16 +42,16 @@ def megatron_on_alps(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 def steps_of_cscs(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield the steps that CSCS's regression tests expect, none of which a number is fitted to."""
-    assumed = "vocabulary"
     source = "eth-cscs/cscs-reframe-tests at 2f813557"
-    paper = Paper("Megatron-Core in CSCS's tests", source, loaders.machine("alps"), assumed=assumed)
+    machine = loaders.machine("alps")
+    paper = Paper("Megatron-Core in CSCS's tests", source, machine, assumed=("vocabulary",))
     engine = loaders.engine("megatron-core")
     for row in rows:
         gpus, batch, seq_len = job_sizes(row)
         rate = gpus * float(row["tokens_per_second_per_gpu"])
         published = {"step_seconds": batch * seq_len / rate}
         subject = f"{row['model']} on {gpus} GH200, {seq_len} tokens"
-        search = _search_of_test(row, paper.machine, engine, loaders.model(row["model"]))
+        search = _search_of_test(row, machine, engine, loaders.model(row["model"]))
         yield paper.run(row["model"], subject, search, published)
 
 

@@ -46,6 +46,10 @@ class LaneSharing(NamedTuple):
         for other, is_same in self.same.get(lane, ()):
             lane_times[other] = np.where(is_same, free, lane_times[other])
 
+    def joined(self, lanes: frozenset[int]) -> frozenset[int]:
+        """Return lanes together with those that are the same links for some candidates."""
+        return lanes.union(other for lane in lanes for other, _ in self.same.get(lane, ()))
+
     def rows(self, rows: np.ndarray) -> LaneSharing:
         """Return what some of the candidates do not share."""
         return LaneSharing(

@@ -245,7 +245,7 @@ class _Playable(NamedTuple):
         its collectives settles later than the lane: kernels delay a collective less if it ends
         while they run.
         """
-        names = (*self.phase.carried, *self.phase.slowing_before)
+        names = (*self.phase.carried, *self._slowing_before())
         carried = {name: state.ended[name] for name in names if name in state.ended}
         ends: list[tuple[_Key, Array]] = [*state.lane.items(), *carried.items()]
         compute = state.compute
@@ -256,6 +256,14 @@ class _Playable(NamedTuple):
                     ahead = seen[each.lane] - np.maximum(state.ended[each.name], compute)
                     seen[each.name] = compute + ahead
         return seen
+
+    def _slowing_before(self) -> list[str]:
+        """Return the names of what may slow the phase's kernels and end before its lane is free.
+
+        Collectives that slow no kernels may follow these on their lane.
+        """
+        lanes = self.sharing.joined(self.phase.quiet_lanes)
+        return [name for name, lane in self.phase.slowing_before if lane in lanes]
 
     def is_periodic(self, before: dict[_Key, Array], after: dict[_Key, Array]) -> np.ndarray:
         """Return which candidates ended a repeat in the state in which it began, shifted in time.

@@ -75,15 +75,17 @@ class PhaseProgram:
         Names of collectives that are awaited before the phase issues them: an earlier repeat or
         phase has issued them.
     slowing_before
-        Names of collectives before the phase that may slow its kernels, on lanes where others that
-        do not may follow them.
+        Names and lanes of collectives before the phase that may slow its kernels.
+    quiet_lanes
+        Lanes of the collectives of the program that slow no kernels.
     feeding_lanes
         Lanes that something in the phase waits for.
     """
 
     instructions: tuple[Instruction, ...]
     carried: tuple[str, ...]
-    slowing_before: tuple[str, ...]
+    slowing_before: tuple[tuple[str, int], ...]
+    quiet_lanes: frozenset[int]
     feeding_lanes: frozenset[int]
 
     @property
@@ -322,8 +324,8 @@ class _PhaseCompiler:
         issued: set[str] = set()
         carried: dict[str, None] = {}
         feeding: set[int] = set()
-        mixed = {self._lane_of[name] for name in self._quiet & self._lane_of.keys()}
-        slowing_before = [name for name in self._slowing() if self._lane_of[name] in mixed]
+        quiet_lanes = frozenset(self._lane_of[name] for name in self._quiet & self._lane_of.keys())
+        slowing_before = tuple([(name, self._lane_of[name]) for name in self._slowing()])
         for index, (name, group, waits_for, _) in enumerate(issues):
             if group and name not in self._lane_of:
                 continue
@@ -339,7 +341,11 @@ class _PhaseCompiler:
                 self._kernel(index, waits)
         self._flush()
         return PhaseProgram(
-            tuple(self._instructions), tuple(carried), tuple(slowing_before), frozenset(feeding)
+            tuple(self._instructions),
+            tuple(carried),
+            slowing_before,
+            quiet_lanes,
+            frozenset(feeding),
         )
 
     def _slowing(self) -> tuple[str, ...]:

@@ -301,6 +301,19 @@ def test_candidates_with_repeats_of_their_own_are_played_together(program, data,
     check_against_twin(phases, durations, lanes, slowdowns)
 
 
+def test_a_message_on_a_lane_that_only_some_candidates_share_changes_no_period():
+    """It follows a gather, which slows kernels, on its lane; another candidate has two lanes."""
+    a, b = (
+        Collective(*each, waits_for=(COMPUTE,))
+        for each in (("a", "all_gather", 0.0, "z"), ("b", "send_recv", 0.0, "y"))
+    )
+    phases = [Phase("0", (MemoryBound("kernel", 0.0), a, b), 5)]
+    seconds = {"kernel": 7.0, "a": 0.0, "b": 7.1}
+    lanes = [{**AXIS_LANES, "y": 1, "z": 1}, {**AXIS_LANES, "y": 0, "z": 1}]
+    durations = {name: np.full(2, each) for name, each in seconds.items()}
+    check_against_twin(phases, durations, lanes, SOME)
+
+
 def phases_of(phases, row):
     """The phases of one candidate."""
     repeats = [np.atleast_1d(phase.repeats) for phase in phases]
