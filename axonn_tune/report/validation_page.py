@@ -236,9 +236,9 @@ The torch of a row follows from the date of its commit.
 *Alps*: Megatron-Core on 4 to 32 GH200 (three public repositories of a course, 2026). The clock that
 GH200 holds in training is fitted to three steps of 8B on one node, and how much longer its host
 takes to issue an operation than that of a DGX H100 to three steps of 14B with at most 2,048 tokens;
-the other 25 are met within 5.8 % in the mean: 8B on two to eight nodes within 2 %, and models of 70
+the other 25 are met within 5.5 % in the mean: 8B on two to eight nodes within 2 %, and models of 70
 to 140 billion parameters over four stages within 1 %. Those of 14B and 32B over four tensor ranks
-are predicted 2 to 16 % too short. Timers of 32B on two nodes, which nothing is fitted to, tell
+are predicted 2 to 15 % too short. Timers of 32B on two nodes, which nothing is fitted to, tell
 where: its forward passes take 169 ms of a micro-step (predicted 170), and its backward passes 326
 (294). The messages that travel beside products there would take 30 ms by themselves; that they hide
 nothing is not proved. In three of these runs the forward passes wait for the host, 2 to 4 % of the

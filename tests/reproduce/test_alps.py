@@ -60,7 +60,7 @@ def test_models_of_70_to_140_billion_parameters_are_met(errors):
 
 
 def test_tensor_groups_of_14b_and_32b_take_longer_than_predicted(errors):
-    """The page says by how much, and that nobody knows why."""
+    """The page says by how much, and in which pass."""
     of_group = chosen(errors, lambda row: row["hidden"] == "5120" and int(row["seq_len"]) > 2048)
     assert len(of_group) == 12
     least, most = -100 * of_group.max(), -100 * of_group.min()
