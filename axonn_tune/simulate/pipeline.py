@@ -168,6 +168,16 @@ class _Shape:
         return self.n_stages * (1 if self._has_one_stage else ROUNDS_OF_START[self.schedule])
 
     @property
+    def micro_of_state(self) -> int:
+        """Of how many micro-batches the latest ends determine all that comes later.
+
+        With virtual stages, the forward passes of a round alternate with backward passes of the
+        round before and of the one before that.
+        """
+        has_one_round = self._has_one_stage or self.schedule == DUALPIPE
+        return self.n_stages * (1 if has_one_round else 2)
+
+    @property
     def _has_one_stage(self) -> bool:
         """Whether each rank has one stage."""
         return self.schedule != DUALPIPE and self.n_virtual == 1
@@ -234,8 +244,8 @@ class _Schedule:
     last_of_rank
         Index of the last slot of each rank.
     steady
-        Indices of the slots of the last round before the drain, and of the round that ends a period
-        before it.
+        Indices of the slots of the last micro-batches before the drain, which determine all that
+        comes later, and of those a period before them.
 
     Slots are counted from 1 in the order of the levels. Index 0 stands for no slot, and has its end
     at time zero.
@@ -320,8 +330,8 @@ def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
     bounds = (1 + np.cumsum([0, *map(len, levels)])).tolist()
     drain_start = n_micro - shape.micro_of_start
 
-    def round_before(end: int) -> Ints:
-        played = index_of[:, :, max(end - n_stages, 0) : max(end, 0)].ravel()
+    def state_before(end: int) -> Ints:
+        played = index_of[:, :, max(end - shape.micro_of_state, 0) : max(end, 0)].ravel()
         return played[played > 0]
 
     return _Schedule(
@@ -340,7 +350,7 @@ def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
             for start, end in pairwise(bounds)
         ),
         last_of_rank=number[ends],
-        steady=(round_before(drain_start), round_before(drain_start - shape.period)),
+        steady=(state_before(drain_start), state_before(drain_start - shape.period)),
     )
 
 
@@ -428,9 +438,8 @@ def pipeline_seconds(
 ) -> Array:
     """Return the time from the first forward to the last backward pass of all ranks.
 
-    After its start the schedule is periodic: it is played until a round of `n_stages`
-    micro-batches is the one that ended a period before, shifted in time; the time of the remaining
-    periods is added.
+    After its start the schedule is periodic: it is played until the ends that determine all later
+    ones are those of a period before, shifted in time; the time of the remaining periods is added.
 
     Parameters
     ----------
@@ -458,7 +467,7 @@ def pipeline_seconds(
     duration = _durations(seconds[: shape.n_kinds], transfer_seconds, beside)
     n_micro = _per_flow(schedule, np.broadcast_to(np.asarray(n_micro), transfer_seconds.shape))
     result = np.empty(n_micro.shape)
-    n_played = 2 * shape.micro_of_start + n_stages + shape.period
+    n_played = 2 * shape.micro_of_start + shape.micro_of_state + shape.period
     unsettled = np.arange(n_micro.size)
     while unsettled.size:
         most = np.minimum(n_micro, n_played + n_micro % shape.period)
@@ -569,23 +578,23 @@ def _ends(schedule: _Schedule, duration: Array, beside_seconds: Array) -> Array:
 def _played(
     schedule: _Schedule, duration: Array, beside_seconds: Array
 ) -> tuple[Array, Array, Array]:
-    """Return the end of all ranks, the time of a period of the last steady round, and its drift.
+    """Return the end of all ranks, the time of the last steady period, and its drift.
 
-    The time is the largest shift of a slot against the round a period before, the drift the
+    The time is the largest shift of a slot against the one a period before, the drift the
     difference of the largest and the smallest shift. Without drift all further periods repeat.
-    Without two steady rounds both are zero.
+    Without two steady periods both are zero.
     """
     n_candidates = duration.shape[1]
     end = np.empty(n_candidates)
     period, drift = np.zeros((2, n_candidates))
     n_at_once = max(CHUNK_ENTRIES // schedule.rows.shape[1], 1)
-    final_round, earlier_round = schedule.steady
+    final, earlier = schedule.steady
     for start in range(0, n_candidates, n_at_once):
         rows = slice(start, start + n_at_once)
         ends = _ends(schedule, duration[:, rows], beside_seconds[rows])
         end[rows] = ends[schedule.last_of_rank].max(axis=0)
-        if final_round.size == earlier_round.size > 0:
-            shift = ends[final_round] - ends[earlier_round]
+        if final.size == earlier.size > 0:
+            shift = ends[final] - ends[earlier]
             period[rows] = shift.max(axis=0)
             drift[rows] = period[rows] - shift.min(axis=0)
     return end, period, drift

@@ -107,6 +107,8 @@ def plainly(p, v, m, seconds, transfer, beside=0.0):
 
 @settings(max_examples=60, deadline=None)
 @example(p=2, v=2, number=1, seconds=[1.0] * N_KINDS, transfer=0.0, beside=1.0)
+# One round ends as the one before did, and the next one does not.
+@example(p=2, v=2, number=21, seconds=[1.0] * N_KINDS, transfer=0.0, beside=2.0)
 @given(
     st.integers(2, 6),
     st.integers(1, 3),
