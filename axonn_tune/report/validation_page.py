@@ -157,9 +157,10 @@ _CONVENTIONS = [
     f"{100 * CURVE_ERROR:.0f} %.",
 ]
 
-_READING = """How to read it: where a source does not say what was run (AxoNN's grids, the
-micro-batch of SC21's Table 1), the best configuration of the model stands for it; where they ran
-another, or a shipped profile is too kind to the machine, the prediction is too fast. Rows marked
+_READING = """How to read it: where a source does not say what was run (AxoNN's grids), the best
+configuration of the model stands for it; where they ran another, or a shipped profile is too kind
+to the machine, the prediction is too fast. SC21's Table 1 is run as its authors' script has it
+(NVIDIA/Megatron-LM, examples/sc21 at de7dc40f), with torch's DDP up to 18.4B. Rows marked
 `recalled` are from memory and count as hints. Known misses: the two public logs of AxoNN do not
 state gradient accumulation (one micro-step is assumed); the batch of Alps' 6144 GPUs is assumed; of
 ZeRO++ only the 18B shape is stated, and its larger models, whose rates are alike wherever they ran,
