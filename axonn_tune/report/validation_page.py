@@ -193,8 +193,8 @@ LitGPT there. It has no dropout, without which the base run is predicted 5 % fas
 from 160B and 320B. What else differed is not public. SC24's 5B on 512 GPUs of Perlmutter is the
 one of its runs there that comes close to the memory: its logits at the loss leave 5 of 40 GiB,
 where 10B to 40B leave 12. Whether that is why it was slower than predicted is not known: grids
-that split its vocabulary over two or four ranks, which need less memory, are predicted 11 and 4 %
-too fast, and not 26. AxoNN's grids are the best by the equations of its papers; those of its
+that split its vocabulary over two or four ranks, which need less memory, are predicted 11 and 3 %
+too fast, and not 25. AxoNN's grids are the best by the equations of its papers; those of its
 launcher name others for 160B and 320B on Frontier, which are predicted up to 2 % faster. Its
 launcher tries powers of two, whose product is never 6144, so that Alps' grid and batch were
 chosen in another way. With 9,216 sequences in the place of 6,144 the run is predicted 9 % too
