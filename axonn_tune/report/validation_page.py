@@ -157,9 +157,10 @@ _CONVENTIONS = [
     f"{100 * CURVE_ERROR:.0f} %.",
 ]
 
-_READING = """How to read it: where a source does not say what was run (AxoNN's grids, the
-micro-batch of SC21's Table 1), the best configuration of the model stands for it; where they ran
-another, or a shipped profile is too kind to the machine, the prediction is too fast. Rows marked
+_READING = """How to read it: where a source does not say what was run (AxoNN's grids), the best
+configuration of the model stands for it; where they ran another, or a shipped profile is too kind
+to the machine, the prediction is too fast. SC21's Table 1 is run as its authors' script has it
+(NVIDIA/Megatron-LM, examples/sc21 at de7dc40f), with torch's DDP up to 18.4B. Rows marked
 `recalled` are from memory and count as hints. Known misses: the two public logs of AxoNN do not
 state gradient accumulation (one micro-step is assumed); the batch of Alps' 6144 GPUs is assumed; of
 ZeRO++ only the 18B shape is stated, and its larger models, whose rates are alike wherever they ran,
@@ -169,7 +170,7 @@ more than a billion elements are gathered 2.67 times in a step in the place of t
 gathers hide behind no kernel, of which the reason is not known: with four links, 1K tokens more
 take 138B 14 s with ZeRO-3 and with ZeRO++ alike, in which its FLOPs are done at 82 TFLOP/s, as
 products alone take. What was seen in these four rates holds for the 28 others, which are missed by
-9 % in the mean and would be predicted 34 % too high if gathers were hidden. Of the sharded
+8 % in the mean and would be predicted 32 % too high if gathers were hidden. Of the sharded
 strategies on Frontier no batch or version is known, and quantised messages were slower there than
 their bytes say. Rings of RCCL over more than
 128 dies of Frontier have the steps of 77 us and more that PCCL's paper measured, while its own runs
@@ -192,8 +193,8 @@ LitGPT there. It has no dropout, without which the base run is predicted 5 % fas
 from 160B and 320B. What else differed is not public. SC24's 5B on 512 GPUs of Perlmutter is the
 one of its runs there that comes close to the memory: its logits at the loss leave 5 of 40 GiB,
 where 10B to 40B leave 12. Whether that is why it was slower than predicted is not known: grids
-that split its vocabulary over two or four ranks, which need less memory, are predicted 11 and 4 %
-too fast, and not 26. AxoNN's grids are the best by the equations of its papers; those of its
+that split its vocabulary over two or four ranks, which need less memory, are predicted 11 and 3 %
+too fast, and not 25. AxoNN's grids are the best by the equations of its papers; those of its
 launcher name others for 160B and 320B on Frontier, which are predicted up to 2 % faster. Its
 launcher tries powers of two, whose product is never 6144, so that Alps' grid and batch were
 chosen in another way. With 9,216 sequences in the place of 6,144 the run is predicted 9 % too

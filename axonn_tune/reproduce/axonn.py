@@ -24,7 +24,7 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
 from axonn_tune.step.prediction import Prediction, hardware_flops
 from axonn_tune.strategies.axonn4d import Axonn4D, padded_vocabulary
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron3d import Megatron3D, megatron_of
 from axonn_tune.units import gib
 
 # Engines of the runs: that of the papers, and the one of the public logs, whose grid is known. On
@@ -221,11 +221,23 @@ def _seconds_by_configuration(ranking: Ranking) -> dict[Configuration, float]:
 def _speedup_over_megatron(row: Row, loaders: Loaders) -> tuple[float, str]:
     """Compare the best grid with Megatron-LM's best layout, both with full recomputation."""
     search = _search(row, loaders, row["gpus"], row["model"])
-    of_megatron = replace(search, scenario=replace(search.scenario, strategy=Megatron3D()))
+    strategy = _megatron_beside_axonn(loaders)
+    of_megatron = replace(search, scenario=replace(search.scenario, strategy=strategy))
     best = rank_candidates(search).prediction(0)
     megatron = rank_candidates(of_megatron).prediction(0)
     setting = f"{_setting(best)}; Megatron-LM {_layout_text(megatron)}"
     return megatron.step_seconds / best.step_seconds, setting
+
+
+def _megatron_beside_axonn(loaders: Loaders) -> Megatron3D:
+    """Return the Megatron-LM that the authors keep beside their program: that of September 2023.
+
+    Its loss, gradients and copies of heads are those of January 2023, and it calls FlashAttention-2
+    as AxoNN's does (Megatron-AxoNN, branch megatron-lm, 8737bc1: megatron/model/transformer.py and
+    distributed.py, megatron/core/tensor_parallel/cross_entropy.py).
+    """
+    engine = loaders.engine("megatron-2023")
+    return megatron_of(replace(engine, attention_rate=None, attention_widths=()))
 
 
 _METRICS: dict[str, Callable[[Row, Loaders], tuple[float, str]]] = {

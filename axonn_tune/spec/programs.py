@@ -65,6 +65,9 @@ class AxonnProgram:
         Whether the vocabulary is a multiple of `VOCABULARY_MULTIPLE` times the ranks of X, Y and Z.
     sums_vectors_singly
         Whether Z sums the gradients of norms, biases and learned positions in a call for each.
+    normalises_parts
+        Whether a norm takes the mean and the variance of a rank's own features alone, so that the
+        ranks of X exchange no sums for it.
     clips_in_optimizer
         Whether the optimizer's kernel clips the gradient as it reads it, instead of another kernel.
     forward_copies, backward_copies
@@ -84,6 +87,7 @@ class AxonnProgram:
     replicates_vocabulary: bool = False
     pads_vocabulary: bool = False
     sums_vectors_singly: bool = False
+    normalises_parts: bool = False
     clips_in_optimizer: bool = False
     forward_copies: Quantity | None = None
     backward_copies: Quantity | None = None

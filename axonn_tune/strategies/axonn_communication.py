@@ -67,6 +67,11 @@ class AxonnCommunication(Communication):
         """The number of ranks along Z."""
         return self.shapes.table.size("z")
 
+    @property
+    def norm_axis(self) -> str:
+        """The axis whose ranks add the sums of a norm, unless each normalises its own features."""
+        return "" if self.options.engine.axonn.normalises_parts else self.shapes.x_axis
+
     # Weights -----------------------------------------------------------------------------
 
     @property

@@ -126,6 +126,11 @@ class Communication:
     # Forward pass of a layer -----------------------------------------------------------------
 
     @property
+    def norm_axis(self) -> str:
+        """The axis whose ranks add the sums of a norm over their features; empty for none."""
+        return self.shapes.x_axis
+
+    @property
     def sum_kind(self) -> str:
         """The kind of collective that turns partial sums into what the next kernel reads."""
         return "all_reduce"

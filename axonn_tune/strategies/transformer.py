@@ -241,19 +241,20 @@ class Transformer:
     def _norm(self, host: HostProgram, chain: str, layer: str) -> None:
         """Normalise the residual stream, or form the gradient of the norm.
 
-        Where X splits the hidden dimension, an earlier kernel forms the sums over the rank's
-        columns, and an all-reduce over X adds them in fp32.
+        Where ranks of X add the sums of the features that each of them has, an earlier kernel forms
+        these, and an all-reduce over X adds them in fp32.
         """
         shapes = self.shapes
         name = names.of_layer(chain, layer)
         is_backward = chain == BACKWARD
-        if shapes.x_axis:
+        axis = self.communication.norm_axis
+        if axis:
             n_sums = 2.0 if shapes.model.norm == "layer" else 1.0
             n_reads = 2.0 if is_backward else 1.0
             sums_bytes = (shapes.x > 1) * n_reads * shapes.residual_bytes
             host.memory_bound(names.sums(name), sums_bytes, "reduce")
             message_bytes = shapes.tokens * (n_sums * FP32_BYTES)
-            host.run(names.all_reduce(name), "all_reduce", message_bytes, shapes.x_axis)
+            host.run(names.all_reduce(name), "all_reduce", message_bytes, axis)
         kernel = kernel_of(shapes.norm_kernel, chain)
         host.memory_bound(name, (3.0 if is_backward else 2.0) * shapes.residual_bytes, kernel)
 

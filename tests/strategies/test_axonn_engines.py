@@ -228,7 +228,10 @@ def test_engines_sum_the_same_gradients_in_calls_of_their_own(engine):
 
 @ALL
 def test_an_engine_changes_nothing_where_nothing_is_gathered_or_overlapped(engine):
-    """On one rank of Z, without recomputation, the kernels are the same but for copies."""
+    """On one rank of X and Z, without recomputation, the kernels are the same but for copies.
+
+    The passes of norms' sums move no bytes there.
+    """
     sizes = {**GRID, "z": 1, "data": 8}
     of_job = replace(engine.axonn, gathered_element_bytes=None)
     kernels = [
@@ -236,7 +239,7 @@ def test_an_engine_changes_nothing_where_nothing_is_gathered_or_overlapped(engin
             (op.name, type(op))
             for op in operations(plan_of(Axonn4D(engine=each), MODEL, JOB, **sizes).microstep)
             if not isinstance(op, Collective)
-            and not op.name.endswith((".convert", ".attention_copies", ".join"))
+            and not op.name.endswith((".convert", ".attention_copies", ".join", ".sums"))
         ]
         for each in (
             BUNDLED,
@@ -297,6 +300,32 @@ def test_sc24_sums_each_norm_bias_and_position_over_z_in_a_call_of_its_own():
     # Two norms of two vectors and four biases in each layer, a last norm, and the positions.
     assert (vectors.n_calls, together.n_calls) == (MODEL.n_layers * (4 + 4) + 2 + 1, 1)
     assert number(vectors.nbytes) == number(together.nbytes)
+
+
+@ALL
+def test_only_sc24_normalises_the_features_of_a_rank_alone(engine):
+    """Where X splits the features, ranks of all others add the sums of mean and variance."""
+    split = plan_of(Axonn4D(engine=engine), MODEL, JOB, recompute="full", x=2, y=2, z=2, data=2)
+    of_norms = [
+        op.name for op in operations(split.microstep) if op.name.split(".")[1].startswith("norm")
+    ]
+    sums = [name for name in of_norms if name.endswith((".sums", ".all_reduce"))]
+    n_norms = len(of_norms) - len(sums)
+    assert n_norms > 0
+    assert len(sums) == (0 if engine is SC24 else 2 * n_norms)
+
+
+def test_the_loss_of_sc24_is_that_of_megatron_in_single_kernels():
+    """A forward pass moves 38 bytes for each logit, and a backward pass 14, in 14 kernels."""
+    launched = operations(SC24.as_run(plan(SC24)).microstep)
+    logits = JOB.seq_len * PADDED_VOCABULARY / GRID["y"]
+    loss = {op.name: op for op in launched if op.name in ("loss.softmax", "loss.gradient")}
+    bytes_of_logit = {name: number(op.nbytes) / logits for name, op in loss.items()}
+    assert bytes_of_logit == {
+        "loss.softmax": pytest.approx(38, rel=0.01),
+        "loss.gradient": pytest.approx(14, rel=0.01),
+    }
+    assert sum(number(op.n_launches) for op in loss.values()) == 14
 
 
 def test_sc24_pads_the_vocabulary_by_the_ranks_of_the_tensor_grid():
