@@ -72,7 +72,9 @@ def search_of(row: Mapping[str, str], machine: MachineLike | None) -> tuple[Sear
     )
     search, layout = held_to(search, layout_of(row))
     if layout.n_ranks != gpus:
-        raise InputError(f"layout {layout} has {layout.n_ranks} ranks, not {gpus}")
+        raise InputError(
+            f"layout {layout} has {layout.n_ranks} ranks, not {gpus}; allowed: as many as gpus"
+        )
     return search, layout
 
 

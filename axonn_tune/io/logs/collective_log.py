@@ -18,6 +18,7 @@ _KINDS = {
     "sendrecv": "send_recv",
     "send_recv": "send_recv",
 }
+ALLOWED_KINDS = f"allowed: {', '.join(dict.fromkeys(_KINDS.values()))}"
 
 
 @dataclass(frozen=True)
