@@ -35,7 +35,7 @@ from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import KINDS, RING_KINDS, Array, Size
 from axonn_tune.spec.points import LinkPoint
 
-# Stands for all strides of groups on a switch.
+# This stride stands for all strides of groups on a switch.
 _ANY_STRIDE = 0
 
 

@@ -42,7 +42,8 @@ class Comparison:
     setting
         What was assumed for the prediction.
     certainty
-        Where the number comes from: table, figure, abstract, or recalled (from memory).
+        Part of the source that has the number: a table, a figure or the abstract. A number that is
+        `recalled` was written down from memory.
     system
         System whose measurement it is.
     group

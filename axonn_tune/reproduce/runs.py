@@ -50,7 +50,8 @@ class Run:
     published
         Numbers that were measured, by metric.
     certainty
-        Where the numbers come from: table, figure, abstract, or recalled (from memory).
+        Part of the source that has the numbers: a table, a figure or the abstract. Numbers that are
+        `recalled` were written down from memory.
     assumed
         Facts, of those that a prediction needs, that the source does not state.
     is_fitted

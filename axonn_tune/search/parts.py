@@ -291,7 +291,8 @@ def played_parts(
 ) -> list[PlayedStep]:
     """Return the played parts of the step of every candidate, for each part.
 
-    Of candidates in orders that links cannot tell apart one is played.
+    If several candidates differ only in orders that take equally long on all links, one of them is
+    played for all.
     """
     alike = links.alike()
     sent: SentSeconds = {}

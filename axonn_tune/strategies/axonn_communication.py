@@ -160,7 +160,7 @@ class AxonnCommunication(Communication):
     # Gradients ---------------------------------------------------------------------------
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
-        """With ORS, wait so that at most `GRADIENTS_IN_FLIGHT` gradients are under way."""
+        """Wait until at most `GRADIENTS_IN_FLIGHT` gradients are under way, if ORS is on."""
         if self.backward_overlap.ors and not self.options.engine.axonn.awaits_scatters_at_end:
             for earlier in _GRADIENTS_AWAITED_BY.get(layer, ()):
                 if self._is_split(earlier):

@@ -144,7 +144,7 @@ class WholeSequences(ContextParallelism):
 
     @property
     def working_bytes(self) -> Array:
-        """Zero bytes: nothing is sent, so that there are no buffers."""
+        """The bytes of buffers, which are zero because nothing is sent."""
         return np.zeros(len(self.shapes.table))
 
 

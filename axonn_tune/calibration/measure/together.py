@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 class Ledger:
-    """Results by key, the same on all ranks, so that all decide alike what to measure next.
+    """Keeps results by key, the same on all ranks, so that all decide alike what to measure next.
 
     Parameters
     ----------
     store : ResultStore
-        Where rank 0 keeps the results.
+        Store in which rank 0 keeps the results.
     owner : dict
         States what was measured on, and how; the store refuses results of another owner.
     resume : bool
