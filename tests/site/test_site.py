@@ -153,3 +153,13 @@ def test_the_evidence_is_laid_out_as_save_json_writes_it(tmp_path):
         save_json(written, load_json(record, Validation))
         assert written.read_text() == record.read_text(), record.name
     assert len(records) == 26
+
+
+def test_the_page_of_the_cost_model_names_each_module_that_prices_and_none_that_is_missing():
+    page = (DOCS / "cost-model.md").read_text()
+    package = DOCS.parent / "axonn_tune"
+    rooms = "cost|search|simulate|spec|step|strategies"
+    named = set(re.findall(rf"`((?:{rooms})/\w+\.py)`", page))
+    assert {name for name in named if not (package / name).exists()} == set()
+    modules = {f"cost/{path.name}" for path in (package / "cost").glob("[a-z]*.py")}
+    assert modules - named == set()
