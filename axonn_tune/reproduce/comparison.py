@@ -81,7 +81,7 @@ class Comparison:
 
     @property
     def error_fraction(self) -> float | None:
-        """Signed relative error of the prediction; None for a verdict (published 0 or none)."""
+        """The signed relative error of the prediction; None for a verdict (published 0 or none)."""
         if self.predicted is None or not self.published or self.is_verdict:
             return None
         return self.predicted / self.published - 1.0
@@ -94,7 +94,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ErrorSummary:
-    """Errors of a set of comparisons, as fractions."""
+    """Summarises the errors of a set of comparisons, as fractions."""
 
     n: int
     bias: float

@@ -22,7 +22,7 @@ Row: TypeAlias = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Loaders:
-    """Functions that find a preset by its name; this room itself touches no files.
+    """Holds the functions that find a preset by its name; this room itself touches no files.
 
     Each is asked once for a name, since hundreds of rows name a few dozen presets.
     """
@@ -74,7 +74,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Paper:
-    """Fields that all runs of one table share."""
+    """Holds the fields that all runs of one table share."""
 
     system: str
     source: str

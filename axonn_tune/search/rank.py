@@ -149,7 +149,7 @@ class Ranking:
 
     @cached_property
     def stated_bytes(self) -> Array:
-        """Peak memory as the predictions state it, with freed memory that no search looks for."""
+        """The peak memory as predictions state it, with freed memory that no search looks for."""
         stated = np.empty(len(self))
         for rows in self.table.alike():
             stated[rows] = peak_bytes(self.search.scenario, self.table.take(rows))

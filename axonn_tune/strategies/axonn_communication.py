@@ -198,7 +198,7 @@ class AxonnCommunication(Communication):
 
     @property
     def embedding_starts_from_zero(self) -> Array | float:
-        """1 where the embedding's gradient begins from zero, 0 where it adds to the head's.
+        """Whether the embedding's gradient begins from zero (1) or adds to the head's (0).
 
         With tied embeddings, it can add to the head's gradient where this has not been scattered.
         """
@@ -206,7 +206,7 @@ class AxonnCommunication(Communication):
 
     @property
     def _is_scattered(self) -> Array:
-        """1 where the embedding's gradient is formed apart from the head's, else 0.
+        """Whether the embedding's gradient is formed apart from the head's (1) or not (0).
 
         It is formed apart where a group of ranks scatters each gradient as soon as it is formed,
         and where Z does not split the weight, since autograd then adds the two gradients.
@@ -428,7 +428,7 @@ class AxonnCommunication(Communication):
 
 
 class _ReductionCalls(NamedTuple):
-    """Numbers of calls that sum gradients.
+    """Counts the calls that sum gradients.
 
     matrices
         Calls over data for the matrices.

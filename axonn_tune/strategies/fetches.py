@@ -59,7 +59,7 @@ def fetched_each_time(sizes: Sequence[float]) -> BackwardFetches:
 
 @dataclass(frozen=True)
 class FetchRules:
-    """When gathered matrices are released, and when further ones are gathered.
+    """States when gathered matrices are released, and when further ones are gathered.
 
     Attributes
     ----------

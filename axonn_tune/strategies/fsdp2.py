@@ -275,7 +275,7 @@ class Fsdp2Memory:
 
     @cached_property
     def _accumulates(self) -> Array:
-        """1 where there are earlier micro-steps, 0 elsewhere, shape (C,)."""
+        """Whether there are earlier micro-steps (1) or not (0), shape (C,)."""
         n_microsteps = self.shapes.table.n_microsteps(self.shapes.job.global_batch)
         return np.where(n_microsteps > 1, 1.0, 0.0)
 

@@ -446,7 +446,7 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _in_mean_block(self) -> tuple[Array, Array]:
-        """Both numbers, averaged over the blocks that have a backward pass."""
+        """The parameters of dense parts and of experts in the mean block that has a backward pass."""
         layers = range(self.shapes.model.n_layers)
         dense, experts = trained_parameters(self.shapes, layers, False, False)
         return dense / self.shapes.n_backward, experts / self.shapes.n_backward
@@ -553,7 +553,7 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _shares_gradients(self) -> Array:
-        """1 where several replicas share the sums of gradients, else 0."""
+        """Whether several replicas share the sums of gradients (1) or not (0)."""
         return (self._has_replicas & self.options.shards_gradients).astype(np.float64)
 
     @property

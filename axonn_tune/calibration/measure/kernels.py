@@ -57,7 +57,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class TimedStep:
-    """Times of each kernel and size, and the time of the host between two kernels."""
+    """Holds the times of each kernel and size, and the time of the host between two kernels."""
 
     points: Sequence[KernelPoint]
     gap_seconds: float

@@ -42,7 +42,7 @@ class CollectiveTiming:
 
 @dataclass(frozen=True)
 class CollectiveLog:
-    """All timings of a file, and a warning for every line that was left out."""
+    """Holds all timings of a file, and a warning for every line that was left out."""
 
     timings: tuple[CollectiveTiming, ...]
     warnings: tuple[str, ...] = ()

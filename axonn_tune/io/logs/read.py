@@ -47,7 +47,7 @@ class LogOptions:
 
 @dataclass(frozen=True)
 class ImportedPoints:
-    """Points from logs, and a warning for every line that was left out."""
+    """Holds points from logs, and a warning for every line that was left out."""
 
     link_points: tuple[LinkPoint, ...]
     gemm_points: tuple[GemmPoint, ...]

@@ -51,7 +51,7 @@ class Matrix(Layer):
 
     @property
     def block_elements(self) -> int:
-        """Number of elements in the gathered block."""
+        """The number of elements in the gathered block."""
         return self.block_shape[0] * self.block_shape[1]
 
 
