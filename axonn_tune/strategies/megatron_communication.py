@@ -446,7 +446,7 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _in_mean_block(self) -> tuple[Array, Array]:
-        """The parameters of dense parts and of experts in the mean block that has a backward pass."""
+        """The parameters of dense parts and of experts in the mean block with a backward pass."""
         layers = range(self.shapes.model.n_layers)
         dense, experts = trained_parameters(self.shapes, layers, False, False)
         return dense / self.shapes.n_backward, experts / self.shapes.n_backward
