@@ -12,7 +12,7 @@ LONGEST_MESSAGE = 4000
 
 
 class AxonnTuneError(Exception):
-    """Base of every error that names a wrong input and says what is allowed instead.
+    """The base of every error that names a wrong input and says what is allowed instead.
 
     The message is one line, whatever the input holds that it quotes.
     """

@@ -33,7 +33,8 @@ def score(table: FileName, machine: str | None = None, each: Each = iter) -> Sco
     Returns
     -------
     Score
-        With ``mean_error``, ``timed`` (steps) and ``memory`` (verdicts).
+        Holds the mean error (``mean_error``), the error of each step (``timed``), and whether each
+        run fits in memory as predicted (``memory``).
 
     Raises
     ------

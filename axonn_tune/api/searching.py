@@ -145,13 +145,13 @@ def _constraints(given: Mapping[str, Any], strategy: Strategy) -> Constraints:
     order = given["order"]
     if order != PAPER_ORDER and not strategy.axes.has_orders:
         raise InputError(
-            f"strategy {strategy.name} has one rank order with the axes "
-            f"{', '.join(strategy.axes.names)}; --order is of x, y, z and data alone"
+            f"--order {order}: strategy {strategy.name} has one rank order with the axes "
+            f"{', '.join(strategy.axes.names)}; allowed: no --order, or grids of x, y, z and data"
         )
     if given["cost_model"] != "full" and not strategy.axes.is_grid:
         raise InputError(
-            f"strategy {strategy.name} has one cost model with the axes "
-            f"{', '.join(strategy.axes.names)}; --cost-model is of AxoNN's grids"
+            f"--cost-model {given['cost_model']}: strategy {strategy.name} has one cost model with "
+            f"the axes {', '.join(strategy.axes.names)}; allowed: no --cost-model, or AxoNN's grids"
         )
     orders = ORDERS if order == "all" else (check_order(order),)
     return Constraints(axes, given["max_tp"], orders, given["micro_batch"])
@@ -391,7 +391,9 @@ def _batch_rule(given: Mapping[str, Any], seq_len: int) -> BatchRule:
     """Return the rule for the global batch, which is given in sequences, in tokens, or not."""
     sequences, tokens = given["global_batch"], given["global_batch_tokens"]
     if sequences is not None and tokens is not None:
-        raise InputError("give either a global batch in sequences or one in tokens, not both")
+        raise InputError(
+            f"global_batch is {sequences} and global_batch_tokens {tokens}; allowed: one of the two"
+        )
     within = given["within"]
     fraction = None if within is None else parse_quantity(within, "within_fraction")
     if fraction is not None and not 0 < fraction < 1:

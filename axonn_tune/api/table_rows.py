@@ -22,6 +22,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.strategies.named import names_of_axes
 
 _REQUIRED = ("gpus", "global_batch", "step_seconds")
+_ONE_LAYOUT = "allowed: either a layout, or sizes of axes in columns of their names"
 # The options that say which configurations are searched; a row states its own.
 _OF_MANY = ("global_batch_tokens", "within", "max_tp", "gx", "gy", "gz", "gdata", "fix")
 _OPTIONS = declared(JobOptions, LayoutOptions, without=_OF_MANY)
@@ -71,7 +72,9 @@ def search_of(row: Mapping[str, str], machine: MachineLike | None) -> tuple[Sear
     )
     search, layout = held_to(search, layout_of(row))
     if layout.n_ranks != gpus:
-        raise InputError(f"layout {layout} has {layout.n_ranks} ranks, not {gpus}")
+        raise InputError(
+            f"layout {layout} has {layout.n_ranks} ranks, not {gpus}; allowed: as many as gpus"
+        )
     return search, layout
 
 
@@ -84,10 +87,15 @@ def layout_of(row: Mapping[str, str]) -> str:
         The row has no layout, or has it twice.
     """
     sizes = {axis: _count(axis, row[axis]) for axis in names_of_axes() if axis in row}
-    if ("layout" in row) == bool(sizes):
-        raise InputError("allowed: either a layout, or sizes of axes in columns of their names")
+    if "layout" in row and sizes:
+        raise InputError(
+            f"the layout is given twice, as '{row['layout'][:40]}' and by the size of "
+            f"{', '.join(sizes)}; {_ONE_LAYOUT}"
+        )
     if "layout" in row:
         return row["layout"]
+    if not sizes:
+        raise InputError(f"there is no layout; {_ONE_LAYOUT}")
     # A table of several strategies has a column for each of their axes.
     split = {axis: size for axis, size in sizes.items() if size != 1} or sizes
     return ",".join(f"{axis}={size}" for axis, size in split.items())

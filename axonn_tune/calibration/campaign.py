@@ -121,7 +121,7 @@ class Campaign:
         Parameters
         ----------
         store : ResultStore
-            Where rank 0 keeps the results, such as an `io.journal.Journal`.
+            Store in which rank 0 keeps the results, such as an `io.journal.Journal`.
         resume : bool
             Whether to go on with the results that the store holds.
         """

@@ -60,7 +60,7 @@ class Change:
 
     @property
     def change_fraction(self) -> float | None:
-        """Value after over value before, minus one; None where it was zero and no longer is."""
+        """The later value over the earlier one, minus one; None if only the earlier one is zero."""
         if self.after == self.before:
             return 0.0
         return self.after / self.before - 1.0 if self.before else None

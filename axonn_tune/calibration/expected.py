@@ -43,17 +43,17 @@ class Expected:
 
     @property
     def algbw_bytes_per_s(self) -> float:
-        """Full buffer over the implied time, in bytes/s."""
+        """The bytes of the full buffer over the implied time, in bytes/s."""
         return self.nbytes / self.seconds
 
     @property
     def busbw_bytes_per_s(self) -> float:
-        """Bytes that each link of a ring carries, over the implied time, in bytes/s."""
+        """The bytes that each link of a ring carries, over the implied time, in bytes/s."""
         return self.algbw_bytes_per_s * float(moved_fraction(self.kind, self.size))
 
     @property
     def measured_busbw_bytes_per_s(self) -> float | None:
-        """Bytes that each link of a ring carries, over the measured time, in bytes/s."""
+        """The bytes that each link of a ring carries, over the measured time, in bytes/s."""
         if self.measured_seconds is None:
             return None
         return self.busbw_bytes_per_s * self.seconds / self.measured_seconds

@@ -37,7 +37,7 @@ class Request:
     extent : Extent
         Says how much to measure.
     store : ResultStore
-        Where rank 0 keeps the results.
+        Store in which rank 0 keeps the results.
     resume : bool
         Whether to go on with the results that the store holds.
     models : tuple of Model

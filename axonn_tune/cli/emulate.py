@@ -49,7 +49,9 @@ def command(spec: str | None, list_ready: bool, clean: bool, arguments: tuple[st
             "axonn-tune emulate --spec frontier-mini -- axonn-tune run --grid 2x2x2x1 --model tiny"
         )
     if shutil.which(arguments[0]) is None:
-        raise InputError(f"{arguments[0]} is no program that can be started")
+        raise InputError(
+            f"{arguments[0]} is no program that can be started; allowed: one on PATH, or its path"
+        )
     with ended_by_signals(), EmulatedCluster(load_cluster(spec)) as cluster:
         code = cluster.run(arguments)
     sys.exit(code)

@@ -152,7 +152,8 @@ def _write_chrome_trace(
             ran, wanted = getattr(measurement, field), getattr(configuration, field)
             if ran != wanted:
                 raise InputError(
-                    f"--measured: its {field} is {ran}, and that of the trace {wanted}"
+                    f"--measured: its {field} is {ran}, and that of the trace {wanted}; allowed: a "
+                    "record of the configuration that is traced"
                 )
         name = f"measured on rank 0: {measurement.layout} on {measurement.device_name}"
         steps[name] = list(measurement.last_step)

@@ -18,7 +18,7 @@ from axonn_tune.spec.plan import Array, Size
 
 
 class Curve(NamedTuple):
-    """Straight lines between the sizes that were measured, shape (points,).
+    """Interpolates along straight lines between the sizes that were measured, shape (points,).
 
     A latency and a bandwidth make a straight line, so that between points of one regime this
     is exact. Work below the smallest measured size takes as long as that size. Work above the

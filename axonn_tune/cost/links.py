@@ -35,7 +35,7 @@ from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.plan import KINDS, RING_KINDS, Array, Size
 from axonn_tune.spec.points import LinkPoint
 
-# Stands for all strides of groups on a switch.
+# This stride stands for all strides of groups on a switch.
 _ANY_STRIDE = 0
 
 
@@ -146,7 +146,7 @@ class HopDelays:
 
 @dataclass(frozen=True, eq=False)
 class KindLinks:
-    """Bandwidth and latency of one kind of collective over an axis, arrays of shape (P,).
+    """Holds bandwidth and latency of one kind of collective over an axis, arrays of shape (P,).
 
     bandwidth_bytes_per_s
         Bandwidth of each ring while all groups communicate at once.
@@ -203,7 +203,7 @@ class KindLinks:
 
 @dataclass(frozen=True, eq=False)
 class AxisLinks:
-    """Bandwidth and latency of the groups of one axis, arrays of shape (P,).
+    """Holds bandwidth and latency of the groups of one axis, arrays of shape (P,).
 
     level
         Index of the outermost link level that the groups cross, -1 for a group of one rank.

@@ -113,7 +113,9 @@ class Journal:
             if record is not None and isinstance(record.get("key"), str) and "result" in record:
                 results[record["key"]] = record["result"]
             elif number < len(lines):
-                raise FileError(f"{self.path}, line {number}: malformed")
+                raise FileError(
+                    f"{self.path}, line {number}: malformed; delete the file to begin anew"
+                )
             else:
                 self._drop_last_line()
         return results
@@ -206,7 +208,9 @@ class MeasurementJournal:
         entries = self.journal.results()
         for key, entry in entries.items():
             if not isinstance(entry, dict) or not isinstance(_attempts(entry), int):
-                raise FileError(f"{self.journal.path}, '{key}': malformed")
+                raise FileError(
+                    f"{self.journal.path}, '{key}': malformed; delete the file to begin anew"
+                )
         return entries
 
 

@@ -77,7 +77,9 @@ def load_trace(path: FileName) -> Trace:
     document = parse_json(_NO_VALUE.sub(r'\1"",', read(path, LARGEST_TRACE_BYTES)), path)
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
-        raise FileError(f"{name}: no trace of torch's profiler, which has traceEvents")
+        raise FileError(
+            f"{name}: no trace of torch's profiler; allowed: JSON with a list traceEvents"
+        )
     complete = [event for event in events if _is_complete(event)]
     kernels = [event for event in complete if event.get("cat") in _KERNELS]
     try:

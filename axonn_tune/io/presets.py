@@ -156,7 +156,7 @@ def _base_of(kind: _PresetKind, named: str, derived: FileName) -> Path:
     if _looks_like_path(named):
         path = Path(derived).parent / named
         if not path.exists():
-            raise InputError(f"no such file as {path}")
+            raise InputError(f"no such file as {path}; allowed: a preset's name, or a file's path")
         return path
     files = _files_by_name(kind, named.lower(), Path(derived))
     if named.lower() not in files:

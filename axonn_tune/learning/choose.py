@@ -48,7 +48,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Proposals:
-    """Layouts to try next.
+    """Names the layouts to try next.
 
     machine
         The machine as the runs describe it.

@@ -38,7 +38,7 @@ _N_REWEIGHTINGS = 30
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Factors that explain the errors of some runs.
+    """Holds the factors that explain the errors of some runs.
 
     log_factors
         Logarithms of the factors, shape (F,).

@@ -14,7 +14,7 @@ _WAITING = "send_recv"
 
 @dataclass(frozen=True)
 class PartSeconds:
-    """Predicted and traced time of a part in one step."""
+    """Sets the predicted time of a part in one step beside the traced time."""
 
     predicted_seconds: float = 0.0
     traced_seconds: float = 0.0

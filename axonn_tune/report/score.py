@@ -33,7 +33,7 @@ _RUN_HEADERS = ("run", "measured s", "predicted s", "error %")
 _SHOWN_RUNS = 5
 
 
-# By what the errors of a table may be grouped, besides the axes of layouts.
+# The errors of a table can be grouped by these properties of a run, and by the axes of layouts.
 _GROUPINGS: dict[str, Callable[[TimedRun], str | int]] = {
     "engine": lambda timed: timed.run.system,
     "machine": lambda timed: timed.run.search.scenario.machine.name,

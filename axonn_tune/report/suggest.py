@@ -32,7 +32,7 @@ from axonn_tune.units import counted, gib
 
 # A row that is the fastest with at least this probability is the winner.
 CLEAR = 0.8
-# Where there is no winner, the rows that share this much of the probability are as good as tied.
+# If there is no winner, the fastest rows that together have this probability count as tied.
 TIE_SHARE = 0.9
 # Columns that a table may leave out for want of room, the least important first.
 _DROPPABLE = ("TFLOP/s", "tokens/s", "bubble", "exposed", "MFU %")

@@ -53,7 +53,7 @@ class TimedCollective:
 
 @dataclass(frozen=True)
 class CollectiveErrors:
-    """Errors of the collectives of one machine, one kind and one number of ranks.
+    """Holds the errors of the collectives of one machine, one kind and one number of ranks.
 
     An empty text stands for all machines or all kinds, and 0 for all numbers of ranks.
     """

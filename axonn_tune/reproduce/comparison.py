@@ -42,7 +42,8 @@ class Comparison:
     setting
         What was assumed for the prediction.
     certainty
-        Where the number comes from: table, figure, abstract, or recalled (from memory).
+        Part of the source that has the number: a table, a figure or the abstract. A number that is
+        `recalled` was written down from memory.
     system
         System whose measurement it is.
     group
@@ -80,7 +81,7 @@ class Comparison:
 
     @property
     def error_fraction(self) -> float | None:
-        """Signed relative error of the prediction; None for a verdict (published 0 or none)."""
+        """The signed relative error of the prediction; None for a verdict (published 0 or none)."""
         if self.predicted is None or not self.published or self.is_verdict:
             return None
         return self.predicted / self.published - 1.0
@@ -93,7 +94,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ErrorSummary:
-    """Errors of a set of comparisons, as fractions."""
+    """Summarises the errors of a set of comparisons, as fractions."""
 
     n: int
     bias: float

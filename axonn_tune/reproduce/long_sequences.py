@@ -10,7 +10,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron3d import megatron_of
 
-# Of the software the source names neither the recipe of 8 bits nor the type of summed gradients.
+# The source names neither the recipe of 8 bits nor the type of summed gradients.
 _ASSUMED = ("network", "recomputation", "software")
 
 

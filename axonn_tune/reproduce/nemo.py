@@ -54,7 +54,7 @@ def nemo_releases(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 def mlperf(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield the measured steps of submissions to MLPerf."""
     source = "MLPerf Training v3.0 to v6.0 (Apache-2.0)"
-    # Of the software: releases of cuDNN on H100, and what a copy of round 6.0 lacks.
+    # The releases of cuDNN on H100 are not stated, nor what the copy of round 6.0 lacks.
     unstated = ("network", "software")
     engines = {name: loaders.engine(name) for name in {row["engine"] for row in rows}}
     for row in rows:

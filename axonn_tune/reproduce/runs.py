@@ -24,7 +24,7 @@ Row: TypeAlias = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Loaders:
-    """Functions that find a preset by its name; this room itself touches no files.
+    """Holds the functions that find a preset by its name; this room itself touches no files.
 
     Each is asked once for a name, since hundreds of rows name a few dozen presets.
     """
@@ -52,7 +52,8 @@ class Run:
     published
         Numbers that were measured, by metric.
     certainty
-        Where the numbers come from: table, figure, abstract, or recalled (from memory).
+        Part of the source that has the numbers: a table, a figure or the abstract. Numbers that are
+        `recalled` were written down from memory.
     assumed
         Facts, of those that a prediction needs, that the source does not state.
     is_fitted
@@ -75,7 +76,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Paper:
-    """Fields that all runs of one table share."""
+    """Holds the fields that all runs of one table share."""
 
     system: str
     source: str

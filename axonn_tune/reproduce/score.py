@@ -78,7 +78,7 @@ class Score:
 
     @property
     def mean_error(self) -> float | None:
-        """Mean of the absolute errors of all timed steps; None if there are none."""
+        """The mean of the absolute errors of all timed steps; None if there are none."""
         return fmean(abs(timed.error) for timed in self.timed) if self.timed else None
 
 

@@ -43,7 +43,7 @@ class TimedRun:
 
     @property
     def error(self) -> float:
-        """Predicted over measured time, minus one."""
+        """The predicted over the measured time, minus one."""
         return self.predicted_seconds / self.measured_seconds - 1.0
 
     @property
@@ -57,7 +57,7 @@ class TimedRun:
 
 @dataclass(frozen=True)
 class GroupError:
-    """Errors of a group of measured steps, and those of a naive baseline.
+    """Holds the errors of a group of measured steps, and those of a naive baseline.
 
     assumed
         Facts that were assumed for some step of the group.

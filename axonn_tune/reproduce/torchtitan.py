@@ -68,7 +68,8 @@ def _assumed(row: Row, machine: Machine) -> tuple[str, ...]:
         assumed.append("network")
     if int(row["pipeline"]) > 1:
         assumed.append("micro-batch")  # Nothing says that it was not the usual one.
-    # Of low products, whether weights are gathered in 8 bits; else the switches of that month.
+    # For low products it may be unknown whether weights are gathered in 8 bits; for the rows of
+    # docs/ the switches of that month are unknown.
     is_low, is_known = row["precision"] != FULL, row["low_weights"] == "yes"
     if (is_low and not is_known) or row["document"].startswith("docs/"):
         assumed.append("software")

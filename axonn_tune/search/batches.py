@@ -18,7 +18,7 @@ MOST_BATCHES = 8
 # 43 sequences could be taken only one by one, or all at once.
 USUAL_MICRO_BATCHES = range(1, 9)
 LEAST_CHOICE = 3
-# Of twelve numbers in a row there is one that 1, 2, 3, 4 and 6 divide.
+# One of any twelve successive numbers is divisible by 1, 2, 3, 4 and 6.
 NEAREST_SHARES = 12
 
 

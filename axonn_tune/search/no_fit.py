@@ -21,9 +21,10 @@ from axonn_tune.step.memory import (
 from axonn_tune.units import gib
 
 LARGEST_GPU_COUNT = 2**22
-# Where a model does not fit, numbers of GPUs that are so near are looked at before larger ones.
+# If a model does not fit, numbers of GPUs that differ by at most this fraction are tried first.
 NEAR_FRACTION = 0.1
-# Of many numbers only multiples of a power of two are looked at, at least so many on each side.
+# If there are many such numbers, only the multiples of a power of two are tried. It is the largest
+# power that divides the number of GPUs and leaves at least this many numbers on each side.
 LEAST_NEAR_COUNTS = 32
 
 

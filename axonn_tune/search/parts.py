@@ -35,7 +35,7 @@ LEAST_SHARED_ROWS = 4096
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Candidates that are alike.
+    """Holds candidates that are alike.
 
     Numbers of candidates count all rank orders that the search tries.
 
@@ -91,7 +91,7 @@ def sized_parts(search: Search, table: CandidateTable) -> list[Part]:
 
 
 class OrderedPart(NamedTuple):
-    """Candidates of a part, with each of their layouts in every order that is searched.
+    """Holds the candidates of a part, with each layout in every order that is searched.
 
     part
         The part.
@@ -107,7 +107,7 @@ class OrderedPart(NamedTuple):
 
     @property
     def memory(self) -> Array:
-        """Peak memory of the candidates."""
+        """The peak memory of the candidates."""
         return self.part.memory[self.rows]
 
     @property
@@ -178,7 +178,7 @@ def _numbers(table: CandidateTable) -> Ints:
 
 
 class _Sizes(NamedTuple):
-    """Candidates that are alike, and what they take of memory, arrays of shape (C,).
+    """Holds candidates that are alike, and the memory that they need, arrays of shape (C,).
 
     least_memory
         The lower end of the interval of the memory.
@@ -232,7 +232,7 @@ def _part(search: Search, sizes: _Sizes, n_orders: Ints) -> Part:
 
 @dataclass(frozen=True, eq=False)
 class PlannedParts:
-    """Parts that one plan describes, which has their candidates one part after another.
+    """Holds parts that one plan describes; it has their candidates one part after another.
 
     first_rows
         Row of the plan with the first candidate of a part, by the number of the part.
@@ -291,7 +291,8 @@ def played_parts(
 ) -> list[PlayedStep]:
     """Return the played parts of the step of every candidate, for each part.
 
-    Of candidates in orders that links cannot tell apart one is played.
+    If several candidates differ only in orders that take equally long on all links, one of them is
+    played for all.
     """
     alike = links.alike()
     sent: SentSeconds = {}

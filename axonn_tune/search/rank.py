@@ -44,9 +44,10 @@ from axonn_tune.step.predict import peak_bytes, predictions_of
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.spread import deviations, spread
 
-# Of the candidates whose kernels take the least time, as many as are wanted set a mark. Those whose
-# kernels take at most so many times as long are played first: messages often add no more, and a few
-# candidates more take less time than to play twice.
+# The candidates are ordered by the time of their kernels alone. If n are wanted, the n-th time is
+# the mark, and all candidates whose kernels take at most this factor times the mark are played
+# first. Messages often add no more than that, and to play a few candidates more takes less time
+# than to play a second time.
 PROMISING_FACTOR = 1.3
 MEMORY_REASON = "out of memory"
 HOST_MEMORY_REASON = "out of the host's memory"
@@ -148,7 +149,7 @@ class Ranking:
 
     @cached_property
     def stated_bytes(self) -> Array:
-        """Peak memory as the predictions state it, with freed memory that no search looks for."""
+        """The peak memory as predictions state it, with freed memory that no search looks for."""
         stated = np.empty(len(self))
         for rows in self.table.alike():
             stated[rows] = peak_bytes(self.search.scenario, self.table.take(rows))

@@ -29,7 +29,7 @@ N_ROWS = 32
 # average and by 0.008 at most, against a million random draws; with as many random draws as points
 # it was off by 0.0065 and 0.013 (measured).
 N_POINTS = 4096
-# A prime for each row.
+# Each coordinate of the points has a prime of its own.
 PRIMES = [n for n in range(2, 132) if all(n % divisor for divisor in range(2, n))]
 
 

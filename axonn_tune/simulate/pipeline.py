@@ -38,10 +38,10 @@ from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.plan import Array
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
 
-# How many rounds of `n_stages` micro-batches may belong to the start of the pipeline, and as many
-# to its drain, with virtual stages or two flows; other schedules take one.
+# A round is `n_stages` micro-batches. With virtual stages or two flows, at most this many rounds
+# belong to the start of the pipeline, and as many to its drain; other schedules have one of each.
 ROUNDS_OF_START = {ONE_F_ONE_B: 2, DUALPIPE: 4}
-# How many times as many micro-batches are played where those before do not repeat yet.
+# If the rounds that were played do not repeat yet, more micro-batches are played, by this factor.
 GROWTH = 4
 # Rounds count as equal if their passes shift alike up to this fraction of the whole time.
 ROUND_TOLERANCE = 1e-12

@@ -124,7 +124,8 @@ class _State:
 
         period = self.compute - earlier.compute
         self.lane = {
-            # A lane that was free before the compute stream might as well have been free with it.
+            # A lane that became free before the compute stream did holds nothing up. It is treated
+            # as if both had become free together.
             lane: extrapolated(
                 np.maximum(free, self.compute), np.maximum(earlier.lane[lane], earlier.compute)
             )
@@ -228,7 +229,8 @@ class _Playable(NamedTuple):
         def delayed(end: Array) -> Array:
             return end + self.interference.delay_seconds(seconds, end - start)
 
-        # All from before: lanes that are the same links for a candidate are delayed once.
+        # The ends of all lanes are read before any is changed, so that lanes which are the same
+        # links for a candidate are delayed once.
         ends = {lane: state.lane[lane] for lane in kernels.concurrent}
         for lane, end in ends.items():
             self.sharing.occupy(state.lane, lane, delayed(end))

@@ -41,7 +41,7 @@ def _axes_before(axes: Axes) -> npt.NDArray[np.bool_]:
 
 @dataclass(frozen=True, eq=False)
 class Placements:
-    """Layouts with a rank order each, as columns of shape (P,).
+    """Holds layouts with a rank order each, as columns of shape (P,).
 
     `sizes` has shape (A, P) in the order in which the axes are listed, the folded one being last;
     `order` indexes `ORDERS`.
@@ -167,7 +167,7 @@ def _orders_of(orders: Sequence[str], present_bits: int) -> Ints:
 
 @dataclass(frozen=True, eq=False)
 class CandidateTable:
-    """Candidates as columns of shape (C,): a row is a configuration.
+    """Holds candidates as columns of shape (C,): a row is a configuration.
 
     placement
         Row of `placements`.

@@ -261,7 +261,7 @@ class Engine:
         Whether the host waits for the device before each micro-step or pass, and so issues nothing
         of it ahead.
     memory
-        Where it holds other amounts of memory than fused kernels would.
+        Ways in which it holds other amounts of memory than an engine of fused kernels would.
     offload
         How it offloads optimizer states; None if it cannot.
     axonn, megatron, zero

@@ -72,7 +72,7 @@ AXONN_AXES = Axes(AXES, ("z", "data"), AXES)
 
 @dataclass(frozen=True)
 class Layout:
-    """Number of ranks along each axis of a strategy, by name of the axis in rank order.
+    """Holds the number of ranks along each axis of a strategy, by name, in rank order.
 
     A grid of AxoNN has the axes x, y, z and data, and pipeline where it has several stages. Its
     text is ``8x4x4x8``; the text of other layouts is ``tensor=8,data=16``. `parse_layout` reads

@@ -61,12 +61,12 @@ class LearnedRun:
 
     @property
     def stated_error(self) -> float:
-        """Predicted over measured time, minus one, before."""
+        """The predicted over the measured time, minus one, before learning."""
         return self.stated_seconds / self.measured_seconds - 1.0
 
     @property
     def learned_error(self) -> float:
-        """Predicted over measured time, minus one, after."""
+        """The predicted over the measured time, minus one, after learning."""
         return self.learned_seconds / self.measured_seconds - 1.0
 
 

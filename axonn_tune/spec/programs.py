@@ -114,7 +114,7 @@ class AxonnProgram:
 
 @dataclass(frozen=True)
 class SharedFacts:
-    """Facts that implementations of Megatron's algorithm and of ZeRO may both state.
+    """Holds facts that implementations of Megatron's algorithm and of ZeRO may both state.
 
     scales_gradients
         Whether a kernel divides gradients by the number of replicas or shards before they are

@@ -158,7 +158,7 @@ class Scenario:
 
     @property
     def attention_share(self) -> float:
-        """Attention's share of the FLOPs, on which the clock of the GPUs depends."""
+        """The share of attention in the FLOPs, on which the clock of the GPUs depends."""
         return self.model.attention_share(self.job.sample_len)
 
     @property

@@ -153,7 +153,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Validation:
-    """Predicted and measured configurations of one job on one machine.
+    """Holds the predicted and measured configurations of one job on one machine.
 
     model, machine, strategy, engine
         Names of the model, the machine, the strategy and the released engine that ran; the last

@@ -49,7 +49,8 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.schedules import KernelTimes, Schedules, names_of
 
 CHUNK_ROWS = 8192
-# So many candidates that issue the same phases are played sooner without those that issue others.
+# A group of at least this many candidates that issue the same phases is played by itself, which
+# takes less time than to play it together with candidates that issue other phases.
 OWN_ROWS = 2048
 T = TypeVar("T")
 

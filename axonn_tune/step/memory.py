@@ -39,7 +39,8 @@ def memory_bytes(
     in_first_stage
         Whether the rank is one in the first stage, instead of the one that needs most.
     runs_ahead : bool array, shape (C,), optional
-        Where the host of a stage runs ahead of its GPU (`Evaluator.runs_ahead`); nowhere if None.
+        Whether the host of a stage runs ahead of its GPU (`Evaluator.runs_ahead`). None means that
+        no host does.
 
     Returns
     -------

@@ -91,7 +91,7 @@ class _Passes:
             (FORWARD, 0, 0): forward,
             (BACKWARD, 0, n_micro - 1): backward,
         }
-        # The first micro-batch takes longer than the schedule knows.
+        # The schedule leaves out the time that synchronisation adds to the first micro-batch.
         self._delay_seconds = forward.seconds - self._parts[kind_of(FORWARD, FIRST)].seconds
         self._n_delays, _ = player.n_synchronised(pipeline)
         self._number = {_identity(each): number for number, each in enumerate(self._played)}

@@ -65,7 +65,7 @@ _PRICED_AS = {"broadcast": "all_gather"}
 
 @dataclass(frozen=True)
 class PricedOperation:
-    """Equal operations, with their number and the time of all of them."""
+    """Holds equal operations, with their number and the time of all of them."""
 
     operation: Rehearsed
     n_calls: int

@@ -40,7 +40,7 @@ class Schedules:
 
     def shape_operation(self, operation: Operation) -> Operation:
         """Return an operation with its sizes for each distinct shape, shape (K,)."""
-        # Where every candidate has a shape of its own, its operations are those of its shape.
+        # If every candidate has its own shape, there is one operation per candidate already.
         if self.shape_rows is self.shape_of:
             return operation
         return sized(operation, self.shape_rows)

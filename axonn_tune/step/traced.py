@@ -37,7 +37,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class MeasuredLine:
-    """Predicted and traced operations that are the same work, in one step.
+    """Sets predicted operations of one step beside the traced ones that are the same work.
 
     kind
         Kind of kernel or collective.

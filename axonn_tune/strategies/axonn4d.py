@@ -107,7 +107,7 @@ class Axonn4D:
 
     @property
     def sends_once(self) -> bool:
-        """False: a copy of a token travels to each of its experts."""
+        """Whether a token is sent once: it is not, since a copy travels to each of its experts."""
         return False
 
     @property
@@ -315,7 +315,7 @@ class Axonn4D:
         backward = BackwardPass(shapes, program, context, everything, saved, n_backward, last)
         return {
             "weights": (stored + adapters) * job.element_bytes,
-            # The fp32 sums, and what the micro-step's reduce-scatters have brought.
+            # The rank holds fp32 sums, and what the micro-step's reduce-scatters have brought.
             "gradients": summed
             * (GRADIENT_BYTES + job.element_bytes * self.adds_gradients(job, shapes.table))
             + under_way,

@@ -165,7 +165,7 @@ class AxonnCommunication(Communication):
     # Gradients ---------------------------------------------------------------------------
 
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
-        """With ORS, wait so that at most `GRADIENTS_IN_FLIGHT` gradients are under way."""
+        """Wait until at most `GRADIENTS_IN_FLIGHT` gradients are under way, if ORS is on."""
         if self.backward_overlap.ors and not self.options.engine.axonn.awaits_scatters_at_end:
             for earlier in _GRADIENTS_AWAITED_BY.get(layer, ()):
                 if self._is_split(earlier):
@@ -203,7 +203,7 @@ class AxonnCommunication(Communication):
 
     @property
     def embedding_starts_from_zero(self) -> Array | float:
-        """1 where the embedding's gradient begins from zero, 0 where it adds to the head's.
+        """Whether the embedding's gradient begins from zero (1) or adds to the head's (0).
 
         With tied embeddings, it can add to the head's gradient where this has not been scattered.
         """
@@ -211,7 +211,7 @@ class AxonnCommunication(Communication):
 
     @property
     def _is_scattered(self) -> Array:
-        """1 where the embedding's gradient is formed apart from the head's, else 0.
+        """Whether the embedding's gradient is formed apart from the head's (1) or not (0).
 
         It is formed apart where a group of ranks scatters each gradient as soon as it is formed,
         and where Z does not split the weight, since autograd then adds the two gradients.
@@ -433,7 +433,7 @@ class AxonnCommunication(Communication):
 
 
 class _ReductionCalls(NamedTuple):
-    """Numbers of calls that sum gradients.
+    """Counts the calls that sum gradients.
 
     matrices
         Calls over data for the matrices.

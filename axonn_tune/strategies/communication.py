@@ -290,7 +290,7 @@ class Communication:
 
     @property
     def embedding_starts_from_zero(self) -> Array | float:
-        """1 where the embedding's gradient begins from zero, 0 where it adds to the head's."""
+        """Whether the embedding's gradient begins from zero (1) or adds to the head's (0)."""
         return 0.0 if self.shapes.model.tied_embeddings else 1.0
 
     # Stages of a pipeline --------------------------------------------------------------------

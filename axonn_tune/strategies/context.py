@@ -84,7 +84,7 @@ class ContextParallelism:
 
     @property
     def is_split(self) -> Array:
-        """1 where several ranks share a sequence, 0 where one has it alone."""
+        """Whether several ranks share a sequence (1) or one rank has it alone (0)."""
         return (self.n_ranks > 1).astype(np.float64)
 
     @property
@@ -144,7 +144,7 @@ class WholeSequences(ContextParallelism):
 
     @property
     def working_bytes(self) -> Array:
-        """Zero bytes: nothing is sent, so that there are no buffers."""
+        """The bytes of buffers, which are zero because nothing is sent."""
         return np.zeros(len(self.shapes.table))
 
 

@@ -17,13 +17,13 @@ from functools import lru_cache
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, RECOMPUTE
 
-# Blocks of which the one in the middle is gathered as all are that lie far from both ends.
+# In a model of this many blocks, the middle one is gathered like all blocks far from both ends.
 _N_BLOCKS = 9
 
 
 @dataclass(frozen=True)
 class BackwardFetches:
-    """What is gathered of a block that is recomputed, which all of it is once.
+    """How the matrices of a recomputed block are gathered: all once, and some of them again.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class BackwardFetches:
     early_again_share: float = 0.0
 
 
-# All of a block is gathered once, while gradients are formed.
+# The whole block is gathered once, while its gradients are formed.
 FETCHED_ONCE = BackwardFetches()
 
 
@@ -59,7 +59,7 @@ def fetched_each_time(sizes: Sequence[float]) -> BackwardFetches:
 
 @dataclass(frozen=True)
 class FetchRules:
-    """When gathered matrices are released, and when further ones are gathered.
+    """States when gathered matrices are released, and when further ones are gathered.
 
     Attributes
     ----------

@@ -275,7 +275,7 @@ class Fsdp2Memory:
 
     @cached_property
     def _accumulates(self) -> Array:
-        """1 where there are earlier micro-steps, 0 elsewhere, shape (C,)."""
+        """Whether there are earlier micro-steps (1) or not (0), shape (C,)."""
         n_microsteps = self.shapes.table.n_microsteps(self.shapes.job.global_batch)
         return np.where(n_microsteps > 1, 1.0, 0.0)
 
@@ -356,7 +356,7 @@ class Fsdp2Memory:
         pieces, its sum has the type of the message, and a copy of the sum is sent.
         """
         ratio, in_pieces = self._message_ratio, self.program.head_chunks > 1
-        # A micro-step before has left its last message, if it has sent any.
+        # The last message of the micro-step before still exists, if that has sent any.
         sends = 0.0 if self.kept.gradients else self._accumulates
         head = _gradient_elements(self.shapes, "head")
         formed = head * (ratio + max(ratio, 1.0)) if in_pieces else head

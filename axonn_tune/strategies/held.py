@@ -151,7 +151,7 @@ def _n_blocks(model: HeldModel, rules: FetchRules) -> int:
 
 
 class _Bucket:
-    """Gradients that wait for their reduction."""
+    """Holds the gradients that wait for their reduction."""
 
     def __init__(self, rules: BucketRules) -> None:
         self._rules = rules

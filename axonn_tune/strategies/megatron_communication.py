@@ -203,19 +203,26 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def sends_probabilities(self) -> bool:
-        """True: the experts' ranks multiply by them (Megatron-Core 0.16, token_dispatcher.py)."""
+        """Whether the probabilities of a token's experts travel with it: they do.
+
+        The ranks of the experts multiply by them (Megatron-Core 0.16, token_dispatcher.py).
+        """
         return True
 
     @property
     def sorts_all_copies(self) -> bool:
-        """True: several local experts suffice (moe/token_dispatcher.py, dispatch_postprocess)."""
+        """Whether a rank sorts its copies of tokens as soon as it holds several experts: it does.
+
+        The code is that of dispatch_postprocess in moe/token_dispatcher.py.
+        """
         return True
 
     @property
     def pads_experts(self) -> bool:
-        """True, unless messages bring rows padded or the router pads (moe/experts.py at d98e8a64).
+        """Whether kernels pad the rows of each expert (moe/experts.py at d98e8a64): they do.
 
-        The router does so with --moe-router-padding-for-quantization, which is off unless stated.
+        They do not where messages bring the rows padded, or where the router pads. It does so with
+        --moe-router-padding-for-quantization, which is off unless stated.
         """
         return True
 
@@ -255,7 +262,7 @@ class MegatronCommunication(SequenceParallel):
         return self.options.engine.megatron.scatters_transfers
 
     def receive(self, host: HostProgram, chain: str) -> None:
-        """Without sequence parallelism, gather the received parts (SC21, section 4.1)."""
+        """Gather the received parts if there is no sequence parallelism (SC21, section 4.1)."""
         if self.options.sequence_parallel or not self._scatters_transfers:
             return
         name = names.of_layer(chain, "pipeline")
@@ -460,7 +467,7 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _in_mean_block(self) -> tuple[Array, Array]:
-        """Both numbers, averaged over the blocks that have a backward pass."""
+        """The parameters of dense parts and of experts in the mean block with a backward pass."""
         layers = range(self.shapes.model.n_layers)
         dense, experts = trained_parameters(self.shapes, layers, False, False)
         return dense / self.shapes.n_backward, experts / self.shapes.n_backward
@@ -515,7 +522,7 @@ class MegatronCommunication(SequenceParallel):
         return replicated
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
-        """Without fused accumulation, add the micro-step's gradients to the fp32 sums.
+        """Add the micro-step's gradients to the fp32 sums, unless products have added them.
 
         No product forms the embedding's gradient, so that a kernel adds it in any case
         (Megatron-Core 23e00ed0, distributed_data_parallel.py, _make_backward_post_hook). Where
@@ -567,7 +574,7 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _shares_gradients(self) -> Array:
-        """1 where several replicas share the sums of gradients, else 0."""
+        """Whether several replicas share the sums of gradients (1) or not (0)."""
         return (self._has_replicas & self.options.shards_gradients).astype(np.float64)
 
     @property

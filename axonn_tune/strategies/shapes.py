@@ -178,7 +178,7 @@ class Shapes:
     vocab_size : array, shape (C,), or None
         Rows of the embedding if the layout pads them; None for the model's own number.
     memory : MemoryForm
-        Where the engine holds other amounts of memory than fused kernels would.
+        Ways in which the engine holds other amounts of memory than one of fused kernels would.
     block_recompute : str
         The recomputation of blocks, "none" or "selective", where candidates of the table differ in
         it; empty where they do not.

@@ -20,7 +20,7 @@ from axonn_tune.spec.plan import Size
 
 @dataclass(frozen=True)
 class ShardKernels:
-    """Bytes that the kernels around the messages of torch's FSDP move, for each element.
+    """States the bytes that kernels around messages of torch's FSDP move, for each element.
 
     Attributes
     ----------

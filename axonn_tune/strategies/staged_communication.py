@@ -63,7 +63,7 @@ class StagedCommunication(ZeroCommunication):
 
     @property
     def _reduces(self) -> bool:
-        """False: no micro-step reduces gradients."""
+        """Whether a micro-step reduces gradients: none does."""
         return False
 
     def step_end(self, host: HostProgram) -> None:

@@ -19,27 +19,30 @@ from axonn_tune.strategies.context import AllGather, Ring
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES
 
-# Bytes that are read and written for each element. Keys and values are joined to one buffer before
-# each step but the last, although they are gathered once.
+# Each constant is the number of bytes that a kernel reads and writes for one element.
+# Keys and values are joined to one buffer before each step but the last, although they are gathered
+# once.
 _JOIN = 4.0
-# The first step's output becomes fp32, and the sum of all steps becomes bf16 at last.
+# The first step's output is converted to fp32, and the sum of all steps to bf16 at the end.
 _CONVERT = 6.0
-# A later step's output becomes fp32 (6); its difference from the sum (12), times the share of the
-# new one in the softmax (8), is taken off (12).
+# A later step's output is converted to fp32 (6). Its difference from the sum is formed (12),
+# multiplied by the new step's share of the softmax (8), and subtracted from the sum (12).
 _MERGE = 38.0
 # Sums of gradients in fp32 are cleared.
 _CLEAR = 4.0
-# A gradient is added to a sum; or to a half of it (5), and both halves are joined again (8).
+# A gradient is added to the whole sum (10), or to a half of it (5), after which both halves are
+# joined again (8).
 _ADD, _ADD_HALF = 10.0, 13.0
 # The sums for keys and values are joined to one buffer after each step.
 _JOIN_SUMS = 8.0
-# A compiler has one kernel for all outputs of 16 bits and their sum in 16 bits, and another one for
-# the gradients of queries: it reads or writes so many bytes for each element of each of them.
+# The compiler has one kernel that sums all outputs, all in 16 bits, and another one that sums the
+# gradients of queries. Each reads or writes this many bytes for each element of each tensor.
 _FUSED = 2.0
-# Compiled, the first step's gradients of keys and values become fp32 in the message, and what comes
-# last becomes bf16.
+# In compiled code the first step's gradients of keys and values are converted to fp32 in the
+# message, and the last message received is converted to bf16.
 _COMPILED_CONVERT = 6.0
-# Compiled, half of a message is added to (5) while all of it is copied on the way, and then joined.
+# In compiled code a gradient is added to half of a message (5). The whole message is copied on the
+# way, and both halves are joined afterwards.
 _COMPILED_ADD_HALF = 22.0
 
 

@@ -16,7 +16,7 @@ from axonn_tune.strategies.shapes import FP32_BYTES
 
 @dataclass(frozen=True)
 class GatherUnit:
-    """Weights that are gathered together, and whose gradients are reduced together.
+    """Holds weights that are gathered together, and whose gradients are reduced together.
 
     Attributes
     ----------

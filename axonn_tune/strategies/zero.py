@@ -155,7 +155,10 @@ class Zero:
 
     @property
     def compute_key(self) -> tuple[str, ...]:
-        """All axes and the micro-batch, since kernels that pack messages work on shards."""
+        """The columns on which kernels depend: the micro-batch, and all axes.
+
+        Kernels that pack messages work on shards, whose sizes depend on every axis.
+        """
         return (*self.axes.sized, "micro_batch")
 
     def overlap_of(self, job: Job) -> Overlap:
@@ -259,7 +262,7 @@ class Zero:
         if self.engine.zero.is_fsdp2:
             terms = self._fsdp2_memory(shapes, units).peak()
             if offload is not None:
-                # In the end the host holds all gradients, and the GPU holds none.
+                # When the step ends, the host holds all gradients, and the GPU holds none.
                 owned = trained_share(units.all, table, sharding.gradients)
                 terms["gradients"] = owned * FP32_BYTES
             return terms

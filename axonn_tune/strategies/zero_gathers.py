@@ -443,7 +443,8 @@ class ZeroGathers(AsyncTensorParallel):
             unpacked = received * (INT8_BYTES + element)
             host.memory_bound(f"{self._of_source(gather)}.dequantise", unpacked, "scale")
         elif not self._program.gathers_in_place:
-            # The first gather of a step is over other ranks than those from the second copy.
+            # The first gather of a step has other ranks than gathers from the second copy, and so
+            # its copy has a name of its own.
             is_first = self._sharding.copy and group == self._sharding.weights
             copy = f"{name}.first_copy" if is_first else f"{name}.copy"
             n_copies = 2.0 if self._kernels is None else self._kernels.copies

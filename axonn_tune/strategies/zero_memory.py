@@ -69,7 +69,7 @@ class ZeroMemory:
             "selective": without_scores,
             "full": shapes.residual_bytes,
         }[shapes.recompute]
-        # When attention's gradients are formed, with its buffers, those of the MLP are done.
+        # When attention's gradients are formed, its buffers exist, but what the MLP saved is freed.
         in_attention = everything - shapes.saved_mlp_bytes + self.sharing.working_bytes - saved
         working = np.maximum(shapes.working_set(everything, saved, last=True), in_attention)
         layers, n_layers = range(shapes.model.n_layers), shapes.n_backward

@@ -119,7 +119,7 @@ class ZeroUnits:
 
     @cached_property
     def wrapped_ends(self) -> dict[str, GatherUnit]:
-        """Final norm and head, and the embedding, where they are units of their own."""
+        """The units of the final norm with the head and of the embedding, if they are separate."""
         is_one = self.shapes.model.tied_embeddings or self.shapes.table.is_pipelined
         if is_one or not self.program.wraps_ends:
             return {}

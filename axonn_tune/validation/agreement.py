@@ -15,7 +15,7 @@ LARGE_ERROR = 0.1
 
 @dataclass(frozen=True)
 class Agreement:
-    """Errors over all configurations that ran, as fractions.
+    """Holds the errors over all configurations that ran, as fractions.
 
     mape
         Mean absolute error.

@@ -20,7 +20,7 @@ Results = Mapping[str, Measurement | str]
 
 @dataclass(frozen=True)
 class ValidationCampaign:
-    """Configurations of a ranking that are to be run and compared with their predictions.
+    """Holds configurations of a ranking that shall run, to be compared with predictions.
 
     n_steps
         Number of training steps of each run.

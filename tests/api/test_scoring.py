@@ -99,7 +99,7 @@ def test_sizes_axes_and_options_have_columns_of_their_own(tmp_path):
         ("rms,yes", "rms,maybe", "row 1: gated_mlp is 'maybe'; allowed: true, yes, false, no"),
         ("4,1024", "4,", "row 1: the model's sizes: .*hidden_size"),
         ("4,1024,8,32000,rms,yes,no", ",,,,,,", "row 1: there is no model; allowed: a model, or"),
-        (",4,2,,1,", ",,,,,", "row 1: allowed: either a layout, or sizes of axes"),
+        (",4,2,,1,", ",,,,,", "row 1: there is no layout; allowed: either a layout, or sizes"),
         (",4,2,,1,", ",4,2,8,1,", "row 1: .*shard"),
         (",4,2,,1,", ",4,-2,,1,", "row 1: data is '-2'; allowed: a whole number"),
         ("full,no", "full,2", "row 1: distributed_optimizer is '2'; allowed: true"),
@@ -113,6 +113,14 @@ def test_what_is_wrong_with_sizes_axes_and_options_is_said(tmp_path, old, new, m
     with pytest.raises(AxonnTuneError, match=message) as refusal:
         score(table, "dgx-h100")
     assert "\n" not in str(refusal.value)
+
+
+def test_a_layout_that_is_given_twice_is_refused_with_both(tmp_path):
+    table = tmp_path / "runs.csv"
+    table.write_text(f"layout,{TINY}\ntp=8,{TINY_ROW}")
+    message = "row 1: the layout is given twice, as 'tp=8' and by the size of data, tp, pp; allowed"
+    with pytest.raises(AxonnTuneError, match=message):
+        score(table, "dgx-h100")
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,10 @@ def test_the_text_says_which_batch_was_taken_and_why(capsys):
         (["--global-batch-tokens", "16Q"], "16Q"),
         (["--global-batch-tokens", "0"], "global_batch_tokens is 0"),
         (["--global-batch-tokens", "1e999"], "global_batch_tokens is 1e999"),
+        (
+            ["--global-batch", "96", "--global-batch-tokens", "1M"],
+            "global_batch is 96 and global_batch_tokens 1M; allowed: one of the two",
+        ),
         (["--within", "120%"], "within is 120%; allowed: above 0 and below 1"),
         (["--within", "near"], "'near' is not a number"),
     ],

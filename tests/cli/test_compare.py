@@ -164,7 +164,10 @@ def test_why_not_knows_layouts_of_other_strategies(capsys):
             "axis tensor is fixed to 2 and to 4",
         ),
         (["--strategy", "megatron", "--why-not", "tp=2,tensor=4"], "tensor has two sizes"),
-        (["--strategy", "zero3", "--order", "zxyd"], "has one rank order"),
+        (
+            ["--strategy", "zero3", "--order", "zxyd"],
+            "--order zxyd: strategy zero3 has one rank order",
+        ),
         (["--strategy", "zero3", "--cost-model", "paper"], "has one cost model"),
         (["--strategy", "megatron", "--why-not", "8x8"], "'8x8' is not the size of an axis"),
         (["--why-not", "2x2x2x2x4"], "the stages of axonn-pipeline"),

@@ -1,6 +1,7 @@
 """The documentation builds without a warning, and its tutorials print what they show."""
 
 import csv
+import math
 import os
 import re
 import shlex
@@ -80,13 +81,16 @@ def test_a_tutorial_prints_what_it_shows(tutorial, tmp_path):
         tutorial.write_text(text)
 
 
+def weak_scaling():
+    """Return the cells of each row of the worked example in plan.md."""
+    table = (DOCS / "plan.md").read_text().split("| machine | GPUs |")[1].split("\n\n")[0]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+
+
 @pytest.mark.slow
 def test_the_worked_example_of_weak_scaling_is_what_the_commands_say(tmp_path):
     text = (DOCS / "plan.md").read_text()
-    shown = [
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in text.split("| machine | GPUs |")[1].split("\n\n")[0].splitlines()[2:]
-    ]
+    shown = weak_scaling()
     commands = re.findall(r"^axonn-tune (scale --weak .+ --recompute full.*)$", text, re.MULTILINE)
     said = []
     for number, command in enumerate(commands):
@@ -107,6 +111,41 @@ def test_the_worked_example_of_weak_scaling_is_what_the_commands_say(tmp_path):
     assert [(int(row[1].replace(",", "")), row[2], row[3], row[5]) for row in shown] == said
 
 
+def test_the_sentence_about_weak_scaling_states_the_errors_of_its_table():
+    errors = []
+    for _, _, _, *rates, _, _ in weak_scaling():
+        predicted, published = (
+            float((rate.split() or ["nan"])[0].replace(",", "")) for rate in rates
+        )
+        errors.append(100 * (predicted / published - 1))
+    first, *others = errors[:4]
+    least, *slower = sorted(-error for error in errors[4:] if not math.isnan(error))
+    machines = {place: row[0] for place, row in enumerate(weak_scaling()) if row[0]}
+    assert machines == {0: "Perlmutter", 4: "Frontier", 8: "Alps"}
+    page = " ".join((DOCS / "plan.md").read_text().split())
+    assert (
+        f"On Perlmutter the smallest job is predicted {first:.0f} % too fast and the others "
+        f"{min(others):.0f} to {max(others):.0f} %"
+    ) in page
+    assert (
+        f"all jobs are predicted too slow: the smallest by {least:.0f} %, the large ones by "
+        f"{slower[0]:.0f} to {slower[-1]:.0f} %"
+    ) in page
+
+
+def test_the_first_page_states_the_range_of_the_errors_of_engines():
+    page = (DOCS / "validation.md").read_text()
+    table = page.split("## By strategy and engine")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (\w+, [^|]+) \| [^|]+ \| \d+ \| ([\d.]+) \|", table, re.MULTILINE)
+    # The last row of an engine counts all its numbers.
+    means = {name: float(mean) for name, mean in rows}.values()
+    index = " ".join((DOCS / "index.md").read_text().split())
+    assert len(means) > 20
+    assert (
+        f"The mean errors of single engines lie between {min(means):.0f} % and {max(means):.0f} %"
+    ) in index
+
+
 def test_the_evidence_is_laid_out_as_save_json_writes_it(tmp_path):
     records = sorted((DOCS / "emulated").glob("*.json"))
     for record in records:
@@ -114,3 +153,13 @@ def test_the_evidence_is_laid_out_as_save_json_writes_it(tmp_path):
         save_json(written, load_json(record, Validation))
         assert written.read_text() == record.read_text(), record.name
     assert len(records) == 26
+
+
+def test_the_page_of_the_cost_model_names_each_module_that_prices_and_none_that_is_missing():
+    page = (DOCS / "cost-model.md").read_text()
+    package = DOCS.parent / "axonn_tune"
+    rooms = "cost|search|simulate|spec|step|strategies"
+    named = set(re.findall(rf"`((?:{rooms})/\w+\.py)`", page))
+    assert {name for name in named if not (package / name).exists()} == set()
+    modules = {f"cost/{path.name}" for path in (package / "cost").glob("[a-z]*.py")}
+    assert modules - named == set()

@@ -28,7 +28,7 @@ from axonn_tune.spec.precision import BYTES_PER_ELEMENT, FORMATS, operand_bytes
 
 # A product that takes less than this share of its time with the cast is not told well from it.
 LEAST_SHARE = 0.5
-# As many terms are fitted, and some products have to contradict them.
+# The fit has four terms. It needs as many products, and four more that can contradict it.
 LEAST_POINTS = 8
 
 
@@ -40,7 +40,7 @@ def without_casts(points: Sequence[GemmPoint], machine: Machine) -> tuple[GemmPo
     Parameters
     ----------
     machine : Machine
-        Where the products were timed; its memory bounds the time of a cast.
+        Machine that timed the products. Its memory bandwidth bounds the time of a cast.
 
     Raises
     ------

@@ -26,7 +26,7 @@ from axonn_tune.spec.points import AttentionPoint, GemmPoint, MemoryPoint
 
 @dataclass(frozen=True)
 class TimedProducts:
-    """Timed matrix products, the speed of each rank, and remarks for the reader."""
+    """Holds timed matrix products, the speed of each rank, and remarks for the reader."""
 
     points: tuple[GemmPoint, ...] = ()
     speeds: tuple[RankSpeed, ...] = ()
@@ -107,7 +107,7 @@ def measure_attention(ranks: MeasuringRanks) -> list[AttentionPoint]:
 
 @dataclass(frozen=True)
 class TimedKernels:
-    """Timed kernels, and the time of the host between two of them.
+    """Holds timed kernels, and the time of the host between two of them.
 
     Parameters
     ----------

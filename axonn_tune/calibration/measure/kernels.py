@@ -32,7 +32,7 @@ from axonn_tune.spec.points import AttentionPoint, MemoryPoint
 from axonn_tune.strategies.axonn4d import AXONN
 
 WARM_UP_STEPS = 2
-# By then a host has issued a step of one block.
+# Within this time a host has issued a whole step of a model with one block.
 LEAD_SECONDS = 20e-3
 
 KernelPoint: TypeAlias = MemoryPoint | AttentionPoint
@@ -57,7 +57,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class TimedStep:
-    """Times of each kernel and size, and the time of the host between two kernels."""
+    """Holds the times of each kernel and size, and the time of the host between two kernels."""
 
     points: Sequence[KernelPoint]
     gap_seconds: float

@@ -69,7 +69,7 @@ def measure_units(ranks: MeasuringRanks) -> list[int]:
 
 @dataclass(frozen=True)
 class TimedCollectives:
-    """Timed collectives, and remarks for the reader."""
+    """Holds timed collectives, and remarks for the reader."""
 
     points: tuple[LinkPoint, ...] = ()
     notes: tuple[str, ...] = ()

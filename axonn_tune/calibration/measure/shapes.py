@@ -35,7 +35,7 @@ class GemmShape:
 
     @property
     def flops(self) -> float:
-        """2 m n k."""
+        """The floating-point operations of the product, which are 2 m n k."""
         return 2.0 * self.m * self.n * self.k
 
     def __str__(self) -> str:

@@ -72,7 +72,7 @@ def ranks_per_core(device: torch.device, n_local_ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Timing:
-    """Median seconds of one piece of work, with the relative spread of the samples."""
+    """Holds the median seconds of one piece of work, and the relative spread of the samples."""
 
     seconds: float
     spread_fraction: float

@@ -19,12 +19,12 @@ T = TypeVar("T")
 
 
 class Ledger:
-    """Results by key, the same on all ranks, so that all decide alike what to measure next.
+    """Keeps results by key, the same on all ranks, so that all decide alike what to measure next.
 
     Parameters
     ----------
     store : ResultStore
-        Where rank 0 keeps the results.
+        Store in which rank 0 keeps the results.
     owner : dict
         States what was measured on, and how; the store refuses results of another owner.
     resume : bool
@@ -75,7 +75,7 @@ class Ledger:
 
     @property
     def seconds(self) -> float:
-        """Time of all measurements, including those before an interrupt, in seconds."""
+        """The time of all measurements, including those before an interrupt, in seconds."""
         return float(sum(seconds for _, seconds in self._known.values()))
 
 
@@ -113,7 +113,7 @@ class MeasuringRanks:
 
     @property
     def n_ranks(self) -> int:
-        """Number of ranks."""
+        """The number of ranks."""
         return len(self.locations)
 
     def time_on_all(self, key: str, time_here: Callable[[], Timing]) -> list[Timing]:

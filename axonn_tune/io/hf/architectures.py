@@ -564,7 +564,8 @@ FLAG_FIELDS = {
     "bias": "bias",
     "use_bias": "bias",
 }
-# Where `attention_bias` gives queries, keys and values a bias, but not attention's last product.
+# In these architectures `attention_bias` gives queries, keys and values a bias, but not the last
+# product of attention.
 WITHOUT_OUTPUT_BIAS = frozenset({"glm", "glm4", "glm4_moe", "seed_oss"})
 # Keys that other versions of transformers or other architectures write, with those of the table.
 _FEW_AND_SHARED = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}

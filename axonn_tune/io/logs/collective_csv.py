@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from axonn_tune.errors import FileError, InputError
-from axonn_tune.io.logs.collective_log import CollectiveLog, CollectiveTiming, kind_in
+from axonn_tune.io.logs.collective_log import (
+    ALLOWED_KINDS,
+    CollectiveLog,
+    CollectiveTiming,
+    kind_in,
+)
 from axonn_tune.io.logs.table import TIME_UNITS, Table
 from axonn_tune.spec.checks import require_positive
 
@@ -44,5 +49,5 @@ def parse_collectives(table: Table) -> CollectiveLog:
 def _kind(word: str) -> str:
     kind = kind_in(word)
     if kind is None:
-        raise ValueError(f"'{word}' is no collective that is modelled")
+        raise ValueError(f"'{word}' is no collective that is modelled; {ALLOWED_KINDS}")
     return kind

@@ -18,6 +18,7 @@ _KINDS = {
     "sendrecv": "send_recv",
     "send_recv": "send_recv",
 }
+ALLOWED_KINDS = f"allowed: {', '.join(dict.fromkeys(_KINDS.values()))}"
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class CollectiveTiming:
 
 @dataclass(frozen=True)
 class CollectiveLog:
-    """All timings of a file, and a warning for every line that was left out."""
+    """Holds all timings of a file, and a warning for every line that was left out."""
 
     timings: tuple[CollectiveTiming, ...]
     warnings: tuple[str, ...] = ()

@@ -12,6 +12,7 @@ import re
 
 from axonn_tune.errors import FileError
 from axonn_tune.io.logs.collective_log import (
+    ALLOWED_KINDS,
     CollectiveLog,
     CollectiveTiming,
     kind_in,
@@ -83,7 +84,7 @@ def parse_nccl_tests(text: str, path: str, kind: str | None) -> CollectiveLog:
 def _kind_of_program(program: str, where: str) -> str:
     kind = kind_in(program)
     if kind is None:
-        raise FileError(f"{where}: {program} times no collective that is modelled")
+        raise FileError(f"{where}: {program} times no collective that is modelled; {ALLOWED_KINDS}")
     return kind
 
 

@@ -56,7 +56,10 @@ def parse_osu(text: str, path: str, n_ranks: int | None) -> CollectiveLog:
             title = match[1].lower()
             kind = _KIND_OF_TITLE.get(title)
             if kind is None:
-                raise FileError(f"{where}: OSU's {match[1]} test times nothing that is modelled")
+                raise FileError(
+                    f"{where}: OSU's {match[1]} test times nothing that is modelled; allowed: "
+                    f"{', '.join(_KIND_OF_TITLE)}"
+                )
         elif kind is not None and re.match(r"\d+\s", line):
             cells = line.split()
             try:

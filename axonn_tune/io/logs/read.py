@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median, stdev
 from typing import TypeVar
 
-from axonn_tune.errors import FileError, InputError
+from axonn_tune.errors import FileError, InputError, choices_hint
 from axonn_tune.io.files import read_text
 from axonn_tune.io.logs.collective_csv import is_collective_table, parse_collectives
 from axonn_tune.io.logs.collective_log import CollectiveLog, CollectiveTiming
@@ -47,7 +47,7 @@ class LogOptions:
 
 @dataclass(frozen=True)
 class ImportedPoints:
-    """Points from logs, and a warning for every line that was left out."""
+    """Holds points from logs, and a warning for every line that was left out."""
 
     link_points: tuple[LinkPoint, ...]
     gemm_points: tuple[GemmPoint, ...]
@@ -101,7 +101,10 @@ def read_logs(paths: Sequence[str], machine: Machine, options: LogOptions) -> Im
                 seconds_of_link[point].append(timing.seconds)
     for column, value in options.where.items():
         if column not in known_columns:
-            raise InputError(f"--where {column}={value}: no table has such a column")
+            raise InputError(
+                f"--where {column}={value}: no table has such a column"
+                f"{choices_hint(column, sorted(known_columns))}"
+            )
     return ImportedPoints(_timed(seconds_of_link), _timed(seconds_of_gemm), tuple(warnings))
 
 

@@ -26,7 +26,7 @@ from axonn_tune.io.runs.torchtitan import is_torchtitan, parse_torchtitan
 Recognise = Callable[[str], bool]
 Parse = Callable[[str], LoggedRun]
 
-# In the order in which they are tried: Megatron-DeepSpeed prints what both of its parts print.
+# The readers are tried in this order, since Megatron-DeepSpeed prints what both its parts print.
 _READERS: dict[str, tuple[Recognise, Parse]] = {
     "run": (is_run_document, parse_run_document),
     "launch": (is_program, parse_program),

@@ -58,7 +58,7 @@ class Gemms:
         a : shape (m, k); stored as (k, m) in mode TN
         b : shape (k, n); stored as (n, k) in mode NT
         out : shape (m, n), optional
-            Where to write the product.
+            The tensor to which the product is written.
         bias : shape (n,), optional
             A row to add in the product's epilogue.
         """

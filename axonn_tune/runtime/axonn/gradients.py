@@ -17,7 +17,7 @@ from axonn_tune.strategies.axonn_communication import BUCKET_BYTES
 
 
 class GradientSums:
-    """Sums of gradients in fp32, in one flat buffer.
+    """Keeps the sums of gradients in fp32, in one flat buffer.
 
     A backward pass leaves a micro-step's gradients in the weights' type, and its end adds them to
     the sums. Where a step has one micro-step and the weights are fp32, it forms them where the sums

@@ -64,7 +64,7 @@ class Mesh:
 
     @property
     def batch_index(self) -> int:
-        """Number of this rank's share of the global batch, which has ``G_z * G_data`` shares."""
+        """Which of the ``G_z * G_data`` shares of the global batch this rank takes, from 0 on."""
         return self.coordinate("data") * self.size("z") + self.coordinate("z")
 
     def close(self) -> None:

@@ -111,7 +111,7 @@ class Optimizer:
 
     @property
     def n_updates(self) -> int:
-        """Number of updates so far."""
+        """The number of updates so far."""
         return int(self._update_counts[0].item())
 
     @torch.no_grad()

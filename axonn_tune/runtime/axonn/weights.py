@@ -32,7 +32,7 @@ class Matrix(Layer):
     block_shape : (k_local, n_local)
         Shape of the gathered block, such as (k / G_x, n / G_y).
     gradient : Tensor or None
-        Where a micro-step's gradient shall go, if not to ``shard.grad``.
+        The tensor that receives a micro-step's gradient; None if ``shard.grad`` receives it.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Matrix(Layer):
 
     @property
     def block_elements(self) -> int:
-        """Number of elements in the gathered block."""
+        """The number of elements in the gathered block."""
         return self.block_shape[0] * self.block_shape[1]
 
 

@@ -50,7 +50,7 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True)
 class RunSeries:
-    """Several runs.
+    """Runs several configurations one after another.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class RunSeries:
 
     @property
     def n_left(self) -> int:
-        """Number of runs that have not ended."""
+        """The number of runs that have not ended."""
         ended = self.keeper.ended()
         return sum(key not in ended for key, _ in self.runs)
 

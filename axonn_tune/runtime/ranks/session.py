@@ -68,8 +68,8 @@ def joined(
     Parameters
     ----------
     store : Store, optional
-        Where the ranks meet, instead of at a `meeting_point`. It outlives the group, so that the
-        ranks can meet again after a failure.
+        Store through which the ranks meet, instead of a `meeting_point`. It outlives the group, so
+        that the ranks can meet again after a failure.
     on_loss : callable
         Called with the reason if this rank is ended because another one failed.
 

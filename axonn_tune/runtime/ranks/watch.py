@@ -42,7 +42,7 @@ class Watch:
     Parameters
     ----------
     store : Store
-        Where all ranks of the group have met.
+        Store through which all ranks of the group have met.
     timeout_seconds : float
         How long the rank may take between two signs of life.
     on_loss : callable

@@ -32,5 +32,7 @@ def test_bandwidth_between_two_nodes_or_inside_one(read):
 
 
 def test_a_benchmark_that_is_not_modelled_is_named(read):
-    with pytest.raises(FileError, match=r"run\.log.*Barrier Latency test times nothing"):
+    with pytest.raises(
+        FileError, match=r"run\.log.*Barrier Latency test times nothing.*allowed: allreduce"
+    ):
         read("# OSU MPI Barrier Latency Test v7\n1 2\n", n_ranks=8)

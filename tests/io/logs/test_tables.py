@@ -66,7 +66,7 @@ def test_a_condition_on_a_column_that_only_another_table_has_is_skipped_there(re
         (
             PRODUCTS,
             {"colour": "red", "gemm_dtype": "bfloat16"},
-            "--where colour=red: no table has such a column",
+            "--where colour=red: no table has such a column; known: gemm_dtype, ",
         ),
     ],
 )
@@ -79,7 +79,10 @@ def test_rows_that_are_not_chosen_well_are_refused(read, text, where, complaint)
     ("text", "complaint"),
     [
         ("kind,n_ranks,nbytes\nall_gather,2,8\n", "no column seconds or"),
-        ("kind,n_ranks,nbytes,ms\nbroadcast,2,8,1\n", "line 2: 'broadcast' is no collective"),
+        (
+            "kind,n_ranks,nbytes,ms\nbroadcast,2,8,1\n",
+            "line 2: 'broadcast' is no collective that is modelled; allowed: all_reduce, ",
+        ),
         ("kind,n_ranks,nbytes,ms\nall_gather,two,8,1\n", "line 2: invalid literal"),
         ("kind,n_ranks,nbytes,ms\nall_gather,2,8\n", "line 2: 'ms'"),
         ("kind,n_ranks,nbytes,ms\nall_gather,2,8,-1\n", "line 2: .*seconds"),
