@@ -188,6 +188,11 @@ class Communication:
         return False
 
     @property
+    def delays_expert_gradients(self) -> bool:
+        """Whether the gradients of experts' weights are formed while those of tokens travel."""
+        return False
+
+    @property
     def sorts_all_copies(self) -> bool:
         """Whether copies are sorted by their experts where a rank holds all of these, too."""
         return False

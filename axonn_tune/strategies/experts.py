@@ -262,6 +262,10 @@ class Mixture:
         self._sort(host, BACKWARD, "sort")
         self._bring_probabilities(host)
         self._bring(host, BACKWARD, DISPATCH)
+        if self.communication.delays_expert_gradients:
+            self._weight_gradient(host, _DOWN, *self._down)
+            self._weight_gradient(host, _UP, *self._up)
+            host.wait(names.of_layer(BACKWARD, DISPATCH))
         self._permute(host, BACKWARD, "permute")
         self._route(host, BACKWARD)
 
@@ -306,7 +310,7 @@ class Mixture:
         )
 
     def _product_backward(self, host: HostProgram, layer: str, k: Size, n: Size) -> None:
-        """Form the gradients of the inputs and, unless frozen, of the weights of all experts."""
+        """Form the gradients of the inputs and, unless delayed, of the weights of all experts."""
         owner = names.of_layer(BACKWARD, layer)
         rows = self.sizes.rows
         self._cast_weights(host, BACKWARD, layer, k * n)
@@ -315,11 +319,16 @@ class Mixture:
             self.casts.transpose_frozen(host, layer, self.sizes.n_local * (k * n))
         self.casts.cast_of_experts(host, BACKWARD, layer, self.sizes.taken_tokens * n)
         host.launch(self._grouped(layer, names.gemm_input(owner), rows, k, n, "NT"))
-        if not trains_weights:
+        if not self.communication.delays_expert_gradients:
+            self._weight_gradient(host, layer, k, n)
+
+    def _weight_gradient(self, host: HostProgram, layer: str, k: Size, n: Size) -> None:
+        """Form the gradients of the weights of all experts, unless they are frozen."""
+        if not self.sizes.shapes.job.trains_weights:
             return
         sum_bytes = self.sizes.shapes.gradient_sum_bytes
-        name = names.gemm_weight(owner)
-        host.launch(self._grouped(layer, name, k, n, rows, "TN", sum_bytes))
+        name = names.gemm_weight(names.of_layer(BACKWARD, layer))
+        host.launch(self._grouped(layer, name, k, n, self.sizes.rows, "TN", sum_bytes))
 
     def _route(self, host: HostProgram, chain: str) -> None:
         """Score all experts for each token and choose the top-k, or form the gradients of this.
