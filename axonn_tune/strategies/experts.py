@@ -19,7 +19,14 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.blocks import Block, Experts
-from axonn_tune.spec.names import BACKWARD, COMBINE, DISPATCH, PROBABILITIES, RECOMPUTE
+from axonn_tune.spec.names import (
+    BACKWARD,
+    COMBINE,
+    DISPATCH,
+    FORWARD,
+    PROBABILITIES,
+    RECOMPUTE,
+)
 from axonn_tune.spec.plan import Array, GroupedGemm, Size
 from axonn_tune.spec.precision import TF32
 from axonn_tune.strategies.casts import Casts
@@ -225,6 +232,15 @@ class Mixture:
     communication: Communication
     casts: Casts
 
+    def begin_block(self, host: HostProgram, chain: str) -> None:
+        """Start the exchange that runs beside attention, if another micro-batch hides it.
+
+        It ends the block before in its own micro-batch. The last one of a pass runs beside the
+        attention of the other micro-batch, for which that of the first block stands here.
+        """
+        if chain == FORWARD and self.communication.pairs_micro_batches:
+            self._bring(host, chain, COMBINE)
+
     def forward(self, host: HostProgram, chain: str) -> None:
         """Route each token, send its copies to their experts, and bring the results back."""
         self._route(host, chain)
@@ -243,7 +259,8 @@ class Mixture:
         self._sort(host, chain, "unsort")
         if chain == RECOMPUTE and self.sizes.shapes.leaves_out_combine:
             return
-        self._bring(host, chain, COMBINE)
+        if not (chain == FORWARD and self.communication.pairs_micro_batches):
+            self._bring(host, chain, COMBINE)
         self._permute(host, chain, "unpermute")
 
     def backward(self, host: HostProgram) -> None:

@@ -197,8 +197,7 @@ class MegatronCommunication(SequenceParallel):
         if not self.options.has_experts:
             return
         name = names.of_layer(chain, message)
-        overlaps = self.options.overlaps_experts and not self.runs_alone
-        is_beside = overlaps and chain != RECOMPUTE
+        is_beside = self.pairs_micro_batches and chain != RECOMPUTE
         if is_beside:
             for earlier in _EXCHANGED_BEFORE[message]:
                 host.wait(names.of_layer(chain, earlier))
@@ -206,6 +205,11 @@ class MegatronCommunication(SequenceParallel):
         is_awaited_later = self.delays_expert_gradients and (chain, message) == (BACKWARD, DISPATCH)
         if not (is_beside or is_awaited_later):
             host.wait(name)
+
+    @property
+    def pairs_micro_batches(self) -> bool:
+        """Whether exchanges of experts run beside the computation of another micro-batch."""
+        return self.options.overlaps_experts and not self.runs_alone
 
     @property
     def delays_expert_gradients(self) -> bool:
