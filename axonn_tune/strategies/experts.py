@@ -282,6 +282,7 @@ class Mixture:
         if self.communication.delays_expert_gradients:
             self._weight_gradient(host, _DOWN, *self._down)
             self._weight_gradient(host, _UP, *self._up)
+            host.wait(names.of_layer(BACKWARD, PROBABILITIES))
             host.wait(names.of_layer(BACKWARD, DISPATCH))
         self._permute(host, BACKWARD, "permute")
         self._route(host, BACKWARD)

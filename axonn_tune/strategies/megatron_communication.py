@@ -202,7 +202,8 @@ class MegatronCommunication(SequenceParallel):
             for earlier in _EXCHANGED_BEFORE[message]:
                 host.wait(names.of_layer(chain, earlier))
         host.issue(name, "all_to_all", nbytes, EXPERT)
-        is_awaited_later = self.delays_expert_gradients and (chain, message) == (BACKWARD, DISPATCH)
+        is_last = chain == BACKWARD and message != COMBINE
+        is_awaited_later = self.delays_expert_gradients and is_last
         if not (is_beside or is_awaited_later):
             host.wait(name)
 
