@@ -291,7 +291,7 @@ def _dispatcher_flags(strategy: Megatron3D, job: Job) -> tuple[str, ...]:
         if job.recipe is not None:
             flags = (*flags, "--moe-router-padding-for-quantization")
     if strategy.overlaps_experts:
-        flags = (*flags, "--overlap-moe-expert-parallel-comm")
+        flags = (*flags, "--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute")
     return flags
 
 

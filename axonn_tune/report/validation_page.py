@@ -340,7 +340,7 @@ were given the measured steps of the hops inside it. The eighth, on 64 B300, was
 8,192 GPUs. Then the first micro-batch was made to wait in each stage for the weights that
 Megatron-Core starts to gather when it arrives. From 2,048 GB200 on, a step still takes 0.8 to 1.5 s
 longer than predicted, however many micro-steps it has. On GB300 of CoreWeave it is the other way
-round: on 4,096 and 8,192 a step is predicted 0.2 and 0.5 s too long, which is what the wait for
+round: on 4,096 and 8,192 a step is predicted 0.3 and 0.6 s too long, most of which the wait for
 weights adds, while that on 2,048 is met within 6 %. The scripts for GB300 run the head in MXFP8,
 too, which was not predicted at first: with a head in bf16 the step on 256 GB300 would take 6 %
 more. The gathers and reductions of experts between racks, and the first and the last passes, during

@@ -33,6 +33,7 @@ def model_zoo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             low_weights=is_low,
             moments="bf16" if is_low else "fp32",
             offload_modules=row["offloaded"].replace("+", ","),
+            overlaps_tensor=row["overlaps_tensor"] == "yes",
         )
         published = numbers(row, "step_seconds")
         is_long = int(row["seq_len"]) > model.seq_len

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,6 @@ import numpy as np
 
 from axonn_tune.simulate.orders import FORWARD
 from axonn_tune.simulate.pipeline import (
-    FIRST,
     N_KINDS,
     kind_of,
     least_pipeline_seconds,
@@ -17,7 +17,7 @@ from axonn_tune.simulate.pipeline import (
 )
 from axonn_tune.simulate.player import Played
 from axonn_tune.spec.candidates import Ints, distinct
-from axonn_tune.spec.plan import Array, Pipeline, StepPlan
+from axonn_tune.spec.plan import Array, Pipeline, Stage, StepPlan
 
 if TYPE_CHECKING:
     from axonn_tune.simulate.step import PlayPart, PriceCollective
@@ -35,6 +35,8 @@ class Passes:
         Number of micro-batches.
     durations
         Durations of passes by `kind_of`, shape (kinds, C).
+    alone
+        Durations of those of the warm-up and of the drain with virtual stages, shape (kinds, C).
     transfer_seconds, beside_seconds
         Time of a transfer to the next stage where ranks wait for it, and where they do not.
     sync_seconds
@@ -49,6 +51,7 @@ class Passes:
     places: tuple[int, ...]
     n_micro: Ints
     durations: Array
+    alone: Array
     transfer_seconds: Array
     beside_seconds: Array
     sync_seconds: Array
@@ -69,6 +72,7 @@ class Passes:
                 self.schedule,
                 self.places,
                 self.beside_seconds[rows],
+                self.alone[:, rows],
             )
         return seconds
 
@@ -86,6 +90,7 @@ class Passes:
             n_virtual=np.concatenate([self.n_virtual, other.n_virtual]),
             n_micro=np.concatenate([self.n_micro, other.n_micro]),
             durations=np.concatenate([self.durations, other.durations], axis=1),
+            alone=np.concatenate([self.alone, other.alone], axis=1),
             transfer_seconds=np.concatenate([self.transfer_seconds, other.transfer_seconds]),
             beside_seconds=np.concatenate([self.beside_seconds, other.beside_seconds]),
             sync_seconds=np.concatenate([self.sync_seconds, other.sync_seconds]),
@@ -100,6 +105,7 @@ class Passes:
             n_virtual=self.n_virtual[rows],
             n_micro=self.n_micro[rows],
             durations=self.durations[:, rows],
+            alone=self.alone[:, rows],
             transfer_seconds=self.transfer_seconds[rows],
             beside_seconds=self.beside_seconds[rows],
             sync_seconds=self.sync_seconds[rows],
@@ -111,23 +117,21 @@ def passes_of(
     plan: StepPlan, pipeline: Pipeline, play: PlayPart, price: PriceCollective
 ) -> tuple[Passes, Array]:
     """Play the passes of each stage; return them and their exposed communication."""
-    stages = [[play(part) for part in pipeline.passes_of(stage)] for stage in pipeline.stages]
-    sync = [play(part) for part in pipeline.sync.passes]
     shape = plan.n_microsteps.shape
-    durations = np.zeros((N_KINDS + kind_of(FORWARD, len(pipeline.others)), *shape))
-    for place, stage in enumerate(stages):
-        for direction, played in enumerate(stage):
-            durations[kind_of(direction, place)] = played.seconds
+    durations = _durations(pipeline, pipeline.stages, play, shape)
+    sync = [play(part) for part in pipeline.sync.passes]
+    without_sync = [play(part) for part in pipeline.without_sync.passes]
     counts = pipeline.n_synchronised(plan.candidates)
     additional = [
         count * (synchronising.seconds - usual.seconds)
-        for count, synchronising, usual in zip(counts, sync, stages[FIRST], strict=False)
+        for count, synchronising, usual in zip(counts, sync, without_sync, strict=True)
     ]
     if pipeline.beside is not None:
         beside = [play(part) for part in pipeline.beside.passes]
+        first = [play(part) for part in pipeline.first.passes]
         additional += [
             pipeline.n_beside * (each.seconds - usual.seconds)
-            for each, usual in zip(beside, stages[FIRST], strict=False)
+            for each, usual in zip(beside, first, strict=True)
         ]
     sync_seconds = sum(additional, start=np.zeros(shape))
     work = _work(plan, play)
@@ -139,6 +143,7 @@ def passes_of(
         pipeline.places,
         np.rint(plan.n_microsteps).astype(np.int64),
         durations,
+        _durations(pipeline, pipeline.alone or pipeline.stages, play, shape),
         np.where(pipeline.sends_beside, 0.0, transfer_seconds),
         np.where(pipeline.sends_beside, transfer_seconds, 0.0),
         sync_seconds,
@@ -147,10 +152,20 @@ def passes_of(
     return passes, work.exposed_seconds + sync_seconds
 
 
+def _durations(
+    pipeline: Pipeline, stages: Sequence[Stage], play: PlayPart, shape: tuple[int, ...]
+) -> Array:
+    """Return the durations of the passes of stages by `kind_of`, shape (kinds, C)."""
+    durations = np.zeros((N_KINDS + kind_of(FORWARD, len(pipeline.others)), *shape))
+    for place, stage in enumerate(stages):
+        for direction, part in enumerate(pipeline.passes_of(stage)):
+            durations[kind_of(direction, place)] = play(part).seconds
+    return durations
+
+
 def _work(plan: StepPlan, play: PlayPart) -> Played:
     """Return the time of all passes of a rank of the last stage, without its waits for others."""
     played = [(times, play(part)) for times, parts in plan.work_of_last_rank for part in parts]
-    seconds = sum(times * part.seconds for times, part in played)
-    exposed = sum(times * part.exposed_seconds for times, part in played)
-    n_passes = plan.n_microsteps
-    return Played(n_passes * seconds, n_passes * exposed)
+    seconds = sum((times * part.seconds for times, part in played), start=np.zeros(1))
+    exposed = sum((times * part.exposed_seconds for times, part in played), start=np.zeros(1))
+    return Played(seconds, exposed)

@@ -65,6 +65,9 @@ class PlayedPass:
         Number of the micro-batch.
     kind
         Kind of the pass, as `kind_of` numbers it.
+    is_alone
+        Whether it belongs to the warm-up or the drain of a pipeline with virtual stages, so that no
+        other pass can run beside it.
     start_seconds, end_seconds
         Times since the start of the first pass.
     arrival_seconds
@@ -76,9 +79,15 @@ class PlayedPass:
     direction: int
     micro_batch: int
     kind: int
+    is_alone: bool
     start_seconds: float
     end_seconds: float
     arrival_seconds: float
+
+    @property
+    def part(self) -> tuple[int, bool]:
+        """The kind of the pass, and whether no other pass can run beside it."""
+        return self.kind, self.is_alone
 
     @property
     def is_sent_beside(self) -> bool:
@@ -95,6 +104,7 @@ def passes(
     schedule: str = ONE_F_ONE_B,
     places: tuple[int, ...] = (),
     beside_seconds: float = 0.0,
+    alone: Array | None = None,
 ) -> list[PlayedPass]:
     """Return every pass of one candidate, rank by rank in the order in which each rank runs them.
 
@@ -106,14 +116,19 @@ def passes(
         Durations of passes, by `kind_of`.
     transfer_seconds : float
         Time of a transfer to the next stage, which is a part of every pass.
+    alone : array, shape (kinds,)
+        Durations of passes of the warm-up and of the drain; by default those of all others.
     schedule, places, beside_seconds
         They are those of `pipeline_seconds`.
     """
     shape = _Shape(schedule, n_stages, n_virtual, places)
     order = _schedule(shape, _per_flow(schedule, n_micro))
     beside = np.full(1, beside_seconds)
-    each = seconds[: shape.n_kinds, None]
-    duration = _durations(each, np.full(1, transfer_seconds), beside)
+    each, each_alone = (
+        of_kinds[: shape.n_kinds, None]
+        for of_kinds in (seconds, seconds if alone is None else alone)
+    )
+    duration = _durations(each, np.full(1, transfer_seconds), beside, each_alone)
     is_second = order.place > 0
     length = duration[order.row, 0]
     of_slot = np.bincount(order.slot, weights=length)[order.slot]
@@ -125,7 +140,8 @@ def passes(
     if schedule == DUALPIPE:
         micro = micro + (stage >= n_stages) * (n_micro // 2)
         stage = stage % n_stages
-    columns = order.rank, stage, order.direction, micro, order.kind, start, end, arrival
+    identity = order.rank, stage, order.direction, micro, order.kind
+    columns = *identity, order.is_alone, start, end, arrival
     return [
         PlayedPass(*each) for each in zip(*(column.tolist() for column in columns), strict=True)
     ]
@@ -231,9 +247,10 @@ class _Level(NamedTuple):
 class _Schedule:
     """The order in which the slots of a pipeline can be played, without their durations.
 
-    rank, slot, place, direction, stage, micro, kind, row
-        Rank, index of the slot, place in the slot, direction, virtual stage, micro-batch, kind and
-        row of `_durations` of each pass, the passes of one rank after those of another.
+    rank, slot, place, direction, stage, micro, kind, is_alone, row
+        Rank, index of the slot, place in the slot, direction, virtual stage, micro-batch, kind,
+        whether no other pass can run beside it, and row of `_durations` of each pass, the passes of
+        one rank after those of another.
     rows
         Rows of `_durations` of the passes of each slot, shape (passes of a slot, slots + 1).
     is_steady
@@ -258,6 +275,7 @@ class _Schedule:
     stage: Ints
     micro: Ints
     kind: Ints
+    is_alone: np.ndarray
     row: Ints
     rows: Ints
     is_steady: np.ndarray
@@ -276,17 +294,21 @@ def kind_of(direction: IntOrInts, place: IntOrInts) -> IntOrInts:
     return place * _N_DIRECTIONS + direction
 
 
-def _durations(seconds: Array, transfer_seconds: Array, beside_seconds: Array) -> Array:
+def _durations(
+    seconds: Array, transfer_seconds: Array, beside_seconds: Array, alone: Array
+) -> Array:
     """Return the durations of passes, shape (3 kinds + 1, C).
 
     First come those of a slot's first pass, with its transfer, then those of its second pass, whose
-    transfer runs beside the first one's, then those of a pass of the warm-up or the drain, whose
-    transfers run beside nothing, and then nothing. Gradients of weights are not sent.
+    transfer runs beside the first one's, then those of a pass of the warm-up or of the drain
+    (`alone`), whose transfers run beside nothing, and then nothing. Gradients of weights are not
+    sent.
     """
     is_sent = (np.arange(len(seconds)) % _N_DIRECTIONS != WEIGHT)[:, None]
     with_transfer = seconds + is_sent * transfer_seconds
-    alone = with_transfer + is_sent * beside_seconds
-    return np.concatenate([with_transfer, seconds, alone, np.zeros_like(seconds[:1])])
+    alone_with_transfer = alone + is_sent * (transfer_seconds + beside_seconds)
+    nothing = np.zeros_like(seconds[:1])
+    return np.concatenate([with_transfer, seconds, alone_with_transfer, nothing])
 
 
 @lru_cache(maxsize=256)
@@ -342,6 +364,7 @@ def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
         stage,
         micro,
         kind,
+        is_alone,
         row,
         rows,
         is_steady,
@@ -435,6 +458,7 @@ def pipeline_seconds(
     schedule: str = ONE_F_ONE_B,
     places: tuple[int, ...] = (),
     beside_seconds: Array | None = None,
+    alone: Array | None = None,
 ) -> Array:
     """Return the time from the first forward to the last backward pass of all ranks.
 
@@ -457,6 +481,9 @@ def pipeline_seconds(
     beside_seconds : array, shape (C,)
         Further time until the neighbour has the result of a pass, for which the rank does not wait
         while its forward and backward passes alternate; none without virtual stages.
+    alone : array, shape (kinds, C)
+        Durations of passes of the warm-up and of the drain with virtual stages, which are no
+        shorter than those of all others; by default the same.
 
     Returns
     -------
@@ -464,7 +491,10 @@ def pipeline_seconds(
     """
     shape = _Shape(schedule, n_stages, n_virtual, places)
     beside = np.zeros_like(transfer_seconds) if beside_seconds is None else beside_seconds
-    duration = _durations(seconds[: shape.n_kinds], transfer_seconds, beside)
+    usual, of_alone = (
+        each[: shape.n_kinds] for each in (seconds, seconds if alone is None else alone)
+    )
+    duration = _durations(usual, transfer_seconds, beside, of_alone)
     n_micro = _per_flow(schedule, np.broadcast_to(np.asarray(n_micro), transfer_seconds.shape))
     result = np.empty(n_micro.shape)
     n_played = 2 * shape.micro_of_start + shape.micro_of_state + shape.period

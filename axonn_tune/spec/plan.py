@@ -463,6 +463,9 @@ class Pipeline:
     places
         For each virtual stage, counted through all ranks, its index in `stages`; empty where all
         but the first and the last are `middle`.
+    alone
+        The stages, in the order of `stages`, in passes beside which no other pass runs; empty where
+        these are like all others.
     """
 
     first: Stage
@@ -478,11 +481,20 @@ class Pipeline:
     schedule: str = ONE_F_ONE_B
     others: tuple[Stage, ...] = ()
     places: tuple[int, ...] = ()
+    alone: tuple[Stage, ...] = ()
 
     @property
     def stages(self) -> tuple[Stage, ...]:
         """All different virtual stages."""
         return (self.first, self.middle, self.last, *self.others)
+
+    @property
+    def without_sync(self) -> Stage:
+        """The first stage in the passes of which `sync` are those that synchronise the step.
+
+        These are the first forward and the last backward pass, beside which no other pass runs.
+        """
+        return self.alone[0] if self.alone else self.first
 
     def n_synchronised(self, candidates: CandidateTable) -> tuple[Size, Size]:
         """Return how often the collectives of `sync` delay a step, forward and backward.
@@ -516,6 +528,8 @@ class Pipeline:
         """Yield all parts of the stages, then one that holds the transfer."""
         for stage in self.stages:
             yield from self.passes_of(stage)
+        for stage in self.alone:
+            yield from stage.passes
         yield from self.sync.passes
         if self.beside is not None:
             yield from self.beside.passes
@@ -592,28 +606,50 @@ class StepPlan:
         if self.pipeline is None:
             assert self.whole_microstep is not None, "a step has micro-steps, or a pipeline"
             return [(once, (self.whole_microstep,))]
-        if self.pipeline.places:
+        return [(times, stage.passes) for times, stage in self._stages_of_last_rank(self.pipeline)]
+
+    def _stages_of_last_rank(self, pipeline: Pipeline) -> list[tuple[Array, Stage]]:
+        """Return the virtual stages of a rank of the last stage, with how many are alike."""
+        once = np.ones(len(self.candidates))
+        if pipeline.places:
             n_stages = self.candidates.n_stages
-            places = self.pipeline.places[n_stages - 1 :: n_stages]
-            stages = [(once, self.pipeline.stages[place]) for place in places]
-        else:
-            n_middle = self.candidates.n_virtual - once
-            stages = [(n_middle, self.pipeline.middle), (once, self.pipeline.last)]
-        return [(times, stage.passes) for times, stage in stages]
+            places = pipeline.places[n_stages - 1 :: n_stages]
+            return [(once, pipeline.stages[place]) for place in places]
+        n_middle = self.candidates.n_virtual - once
+        return [(n_middle, pipeline.middle), (once, pipeline.last)]
 
     @property
     def work_of_last_rank(self) -> Sequence[tuple[Size, tuple[Part, ...]]]:
-        """What a rank of the last stage computes for a micro-batch, as its schedule cuts it.
+        """What a rank of the last stage computes in a step, as its schedule cuts it.
 
         The parts come with how often it runs them. With micro-batches from both ends the rank has
         the first stage, too, each for half of them.
         """
-        pipeline = self.pipeline
+        pipeline, n_micro = self.pipeline, self.n_microsteps
         if pipeline is not None and pipeline.schedule == DUALPIPE:
-            return [(0.5, (*pipeline.first.passes, *pipeline.last.passes))]
+            return [(0.5 * n_micro, (*pipeline.first.passes, *pipeline.last.passes))]
         if pipeline is not None and pipeline.schedule == ZB_H1:
-            return [(1.0, (pipeline.last.forward, *pipeline.last.split_backward))]
-        return self.last_passes
+            return [(n_micro, (pipeline.last.forward, *pipeline.last.split_backward))]
+        if pipeline is not None and pipeline.alone:
+            return list(self._work_with_lone_passes(pipeline))
+        return [(n_micro * times, parts) for times, parts in self.last_passes]
+
+    def _work_with_lone_passes(self, pipeline: Pipeline) -> Iterator[tuple[Size, tuple[Part, ...]]]:
+        """Yield the passes of a rank of the last stage, those apart beside which no others run.
+
+        Before its forward and backward passes alternate, such a rank runs a round of micro-batches
+        in each of its virtual stages but the last. As many backward passes are left at the end.
+        """
+        table = self.candidates
+        alone = {
+            id(usual): each for usual, each in zip(pipeline.stages, pipeline.alone, strict=True)
+        }
+        stages = self._stages_of_last_rank(pipeline)
+        for number, (times, stage) in enumerate(stages):
+            is_last = number == len(stages) - 1
+            n_alone = 0.0 if is_last else np.minimum(table.stages, self.n_microsteps)
+            yield times * (self.n_microsteps - n_alone), stage.passes
+            yield times * n_alone, alone[id(stage)].passes
 
     @property
     def parts(self) -> Iterator[Part]:

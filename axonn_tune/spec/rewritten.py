@@ -32,6 +32,7 @@ def rewritten(plan: StepPlan, change: Callable[[Operation], Operation]) -> StepP
             sync=of_stage(pipeline.sync),
             beside=pipeline.beside and of_stage(pipeline.beside),
             others=tuple(map(of_stage, pipeline.others)),
+            alone=tuple(map(of_stage, pipeline.alone)),
         )
 
     return replace(

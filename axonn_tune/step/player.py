@@ -241,7 +241,7 @@ class Player:
         if pipeline is None:
             return [self.summed(part, repeats) for part, repeats in self._repeated_parts(n_micro)]
         work = [
-            self.summed(part, n_micro * n_each)
+            self.summed(part, n_each)
             for times, parts in self.plan.work_of_last_rank
             if (n_each := number(times, self.row))
             for part in parts
@@ -286,13 +286,13 @@ class Player:
         They come with the number of passes that lengthen the step one after another, the number
         that a rank has, and the usual pass.
         """
-        first = pipeline.first.passes
         counts = self.n_synchronised(pipeline)
-        for count, usual, sync in zip(counts, first, pipeline.sync.passes, strict=True):
+        without_sync = pipeline.without_sync.passes
+        for count, usual, sync in zip(counts, without_sync, pipeline.sync.passes, strict=True):
             yield count, self._n_virtual if count else 0, usual, sync
         if pipeline.beside is not None:
             count = number(pipeline.n_beside, self.row)
-            for usual, beside in zip(first, pipeline.beside.passes, strict=True):
+            for usual, beside in zip(pipeline.first.passes, pipeline.beside.passes, strict=True):
                 yield count, count, usual, beside
 
     def _synchronising_parts(self, pipeline: Pipeline) -> Iterator[SummedPart]:
@@ -314,19 +314,26 @@ class Player:
 
     def passes(
         self, pipeline: Pipeline, n_micro: int
-    ) -> tuple[list[PlayedPass], dict[int, PlayedPart]]:
-        """Return the passes of every rank, and the played part of each kind of pass."""
+    ) -> tuple[list[PlayedPass], dict[tuple[int, bool], PlayedPart]]:
+        """Return the passes of every rank, and the played part of each kind of pass.
+
+        Parts have the kind and whether no other pass can run beside it as their keys.
+        """
         parts = {
-            kind_of(direction, place): self.play(part, 1)
-            for place, stage in enumerate(pipeline.stages)
+            (kind_of(direction, place), is_alone): self.play(part, 1)
+            for is_alone, stages in (
+                (False, pipeline.stages),
+                (True, pipeline.alone or pipeline.stages),
+            )
+            for place, stage in enumerate(stages)
             for direction, part in enumerate(pipeline.passes_of(stage))
         }
-        seconds = np.zeros(N_KINDS + kind_of(FORWARD, len(pipeline.others)))
-        for kind, part in parts.items():
-            seconds[kind] = part.seconds
+        seconds = np.zeros((2, N_KINDS + kind_of(FORWARD, len(pipeline.others))))
+        for (kind, is_alone), part in parts.items():
+            seconds[int(is_alone), kind] = part.seconds
         transfer = self.seconds_of(pipeline.transfer)
         sends_beside = number(pipeline.sends_beside, self.row)
         held, beside = (0.0, transfer) if sends_beside else (transfer, 0.0)
         shape = (self.n_stages, self._n_virtual, n_micro)
         places = pipeline.schedule, pipeline.places
-        return passes(*shape, seconds, held, *places, beside), parts
+        return passes(*shape, seconds[0], held, *places, beside, seconds[1]), parts

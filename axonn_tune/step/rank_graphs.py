@@ -18,7 +18,7 @@ from functools import cached_property
 
 from axonn_tune.errors import InputError
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, Pass
-from axonn_tune.simulate.pipeline import FIRST, PlayedPass, kind_of, source_of
+from axonn_tune.simulate.pipeline import PlayedPass, source_of
 from axonn_tune.spec.plan import Collective, Phase, Pipeline, number
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.step.graph import Graph, Message, Node
@@ -85,14 +85,16 @@ class _Passes:
         self._last = player.table.n_chunks - 1
         self._n_stages = player.prediction.layout.n_stages
         self._played, self._parts = player.passes(pipeline, n_micro)
-        self._sync = pipeline.first if number(pipeline.syncs_at_end, player.row) else pipeline.sync
+        syncs_at_end = number(pipeline.syncs_at_end, player.row)
+        self._sync = pipeline.without_sync if syncs_at_end else pipeline.sync
         forward, backward = (player.play(part, 1) for part in self._sync.passes)
         self._synchronising: dict[Pass, PlayedPart] = {
             (FORWARD, 0, 0): forward,
             (BACKWARD, 0, n_micro - 1): backward,
         }
         # The schedule leaves out the time that synchronisation adds to the first micro-batch.
-        self._delay_seconds = forward.seconds - self._parts[kind_of(FORWARD, FIRST)].seconds
+        usual = player.play(pipeline.without_sync.forward, 1)
+        self._delay_seconds = forward.seconds - usual.seconds
         self._n_delays, _ = player.n_synchronised(pipeline)
         self._number = {_identity(each): number for number, each in enumerate(self._played)}
 
@@ -117,7 +119,7 @@ class _Passes:
             ready = self._played[self._number[source]].arrival_seconds + self._delay(each)
             graph.transfer(transfer, seconds, self._message(False, source, source[1]), ready)
             seconds = 0.0
-        graph.play(self._synchronising.get(identity, self._parts[each.kind]))
+        graph.play(self._synchronising.get(identity, self._parts[each.part]))
         if identity == (BACKWARD, each.stage, self._n_micro - 1):
             graph.run_beside(self._hidden(BACKWARD, each.stage))
         target = each.stage + (1 if each.direction == FORWARD else -1)
@@ -157,7 +159,7 @@ class _Passes:
 
     def _added(self, direction: int, phase: Phase) -> list[Collective]:
         """Return the collectives of the synchronising pass that a phase of other passes lacks."""
-        usual = _names(self._pipeline.first.passes[direction].phases)
+        usual = _names(self._pipeline.without_sync.passes[direction].phases)
         shared = _names([phase]) & usual
         for other in self._sync.passes[direction].phases:
             if shared & _names([other]):

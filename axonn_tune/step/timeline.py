@@ -94,7 +94,7 @@ def pipelined_timeline(player: Player, pipeline: Pipeline, n_micro: int) -> Step
     operations = [_pass_operation(played_pass) for played_pass in played]
     for played_pass in played:
         if played_pass.rank == player.n_stages - 1:
-            part = parts[played_pass.kind]
+            part = parts[played_pass.part]
             operations += _measured(player, part, played_pass.end_seconds - part.seconds)
     end = max(played_pass.end_seconds for played_pass in played)
     sync_seconds = sum(player.sync_seconds(pipeline))

@@ -193,6 +193,16 @@ class Communication:
         return False
 
     @property
+    def pairs_micro_batches(self) -> bool:
+        """Whether exchanges of experts run beside the computation of another micro-batch."""
+        return False
+
+    @property
+    def delays_expert_gradients(self) -> bool:
+        """Whether the gradients of experts' weights are formed while those of tokens travel."""
+        return False
+
+    @property
     def sorts_all_copies(self) -> bool:
         """Whether copies are sorted by their experts where a rank holds all of these, too."""
         return False

@@ -19,7 +19,14 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.blocks import Block, Experts
-from axonn_tune.spec.names import BACKWARD, COMBINE, DISPATCH, PROBABILITIES, RECOMPUTE
+from axonn_tune.spec.names import (
+    BACKWARD,
+    COMBINE,
+    DISPATCH,
+    FORWARD,
+    PROBABILITIES,
+    RECOMPUTE,
+)
 from axonn_tune.spec.plan import Array, GroupedGemm, Size
 from axonn_tune.spec.precision import TF32
 from axonn_tune.strategies.casts import Casts
@@ -225,6 +232,15 @@ class Mixture:
     communication: Communication
     casts: Casts
 
+    def begin_block(self, host: HostProgram, chain: str) -> None:
+        """Start the exchange that runs beside attention, if another micro-batch hides it.
+
+        It ends the block before in its own micro-batch. The last one of a pass runs beside the
+        attention of the other micro-batch, for which that of the first block stands here.
+        """
+        if chain == FORWARD and self.communication.pairs_micro_batches:
+            self._bring(host, chain, COMBINE)
+
     def forward(self, host: HostProgram, chain: str) -> None:
         """Route each token, send its copies to their experts, and bring the results back."""
         self._route(host, chain)
@@ -243,7 +259,8 @@ class Mixture:
         self._sort(host, chain, "unsort")
         if chain == RECOMPUTE and self.sizes.shapes.leaves_out_combine:
             return
-        self._bring(host, chain, COMBINE)
+        if not (chain == FORWARD and self.communication.pairs_micro_batches):
+            self._bring(host, chain, COMBINE)
         self._permute(host, chain, "unpermute")
 
     def backward(self, host: HostProgram) -> None:
@@ -262,6 +279,11 @@ class Mixture:
         self._sort(host, BACKWARD, "sort")
         self._bring_probabilities(host)
         self._bring(host, BACKWARD, DISPATCH)
+        if self.communication.delays_expert_gradients:
+            self._weight_gradient(host, _DOWN, *self._down)
+            self._weight_gradient(host, _UP, *self._up)
+            host.wait(names.of_layer(BACKWARD, PROBABILITIES))
+            host.wait(names.of_layer(BACKWARD, DISPATCH))
         self._permute(host, BACKWARD, "permute")
         self._route(host, BACKWARD)
 
@@ -306,7 +328,7 @@ class Mixture:
         )
 
     def _product_backward(self, host: HostProgram, layer: str, k: Size, n: Size) -> None:
-        """Form the gradients of the inputs and, unless frozen, of the weights of all experts."""
+        """Form the gradients of the inputs and, unless delayed, of the weights of all experts."""
         owner = names.of_layer(BACKWARD, layer)
         rows = self.sizes.rows
         self._cast_weights(host, BACKWARD, layer, k * n)
@@ -315,11 +337,16 @@ class Mixture:
             self.casts.transpose_frozen(host, layer, self.sizes.n_local * (k * n))
         self.casts.cast_of_experts(host, BACKWARD, layer, self.sizes.taken_tokens * n)
         host.launch(self._grouped(layer, names.gemm_input(owner), rows, k, n, "NT"))
-        if not trains_weights:
+        if not self.communication.delays_expert_gradients:
+            self._weight_gradient(host, layer, k, n)
+
+    def _weight_gradient(self, host: HostProgram, layer: str, k: Size, n: Size) -> None:
+        """Form the gradients of the weights of all experts, unless they are frozen."""
+        if not self.sizes.shapes.job.trains_weights:
             return
         sum_bytes = self.sizes.shapes.gradient_sum_bytes
-        name = names.gemm_weight(owner)
-        host.launch(self._grouped(layer, name, k, n, rows, "TN", sum_bytes))
+        name = names.gemm_weight(names.of_layer(BACKWARD, layer))
+        host.launch(self._grouped(layer, name, k, n, self.sizes.rows, "TN", sum_bytes))
 
     def _route(self, host: HostProgram, chain: str) -> None:
         """Score all experts for each token and choose the top-k, or form the gradients of this.

@@ -260,22 +260,36 @@ class Megatron3D:
     def plan(self, model: Model, job: Job, table: CandidateTable) -> StepPlan:
         """Return the operations of one rank in one training step, for all candidates."""
         shapes = self.shapes(model, job, table)
-        usual = Transformer(shapes, self.communication(shapes, sync=False))
+        communication = self.communication(shapes, sync=False)
+        usual = Transformer(shapes, communication)
         sends_beside = self._sends_beside(job, table)
+        alone = None
+        if self._runs_in_pairs:
+            alone = Transformer(shapes, replace(communication, runs_alone=True))
         if not self.overlaps_reduction(job):
-            return step_plan(usual, schedule=self.schedule, sends_beside=sends_beside)
-        synchronising = Transformer(shapes, self.communication(shapes, sync=True))
+            return step_plan(usual, schedule=self.schedule, sends_beside=sends_beside, alone=alone)
+        of_sync = replace(self.communication(shapes, sync=True), runs_alone=True)
+        synchronising = Transformer(shapes, of_sync)
         aligns_gathers = self.engine.megatron.aligns_gathers
         passes = (synchronising, self.schedule, aligns_gathers, sends_beside)
         syncs_at_end = self._syncs_at_end(job, table)
         if not syncs_at_end.any():
-            return step_plan(usual, *passes)
+            return step_plan(usual, *passes, alone=alone)
         of_end = self._without_overlap.communication(shapes, sync=False)
         if not self.engine.megatron.coalesces_buckets:
             return step_plan(usual, *passes, syncs_at_end, Transformer(shapes, of_end))
         at_end = Transformer(shapes, replace(of_end, is_of_first_stage=True))
         besides = replace(self.communication(shapes, sync=False), runs_beside=True)
         return step_plan(usual, *passes, syncs_at_end, at_end, Transformer(shapes, besides))
+
+    @property
+    def _runs_in_pairs(self) -> bool:
+        """Whether a forward and a backward pass of two micro-batches run together.
+
+        Exchanges of experts then overlap with another micro-batch. The first forward and the last
+        backward passes run alone (Megatron-LM at d98e8a64, pipeline_parallel/combined_1f1b.py).
+        """
+        return self.has_experts and self.overlaps_experts and self.schedule == ONE_F_ONE_B
 
     @property
     def _without_overlap(self) -> Megatron3D:

@@ -67,11 +67,15 @@ class MegatronCommunication(SequenceParallel):
     runs_beside
         Whether a part of what replicas exchange of another virtual stage travels beside this
         micro-step.
+    runs_alone
+        Whether no other micro-batch runs beside this micro-step, even if exchanges of experts
+        overlap with another one elsewhere.
     """
 
     options: Megatron3D
     is_of_first_stage: bool = False
     runs_beside: bool = False
+    runs_alone: bool = False
 
     @property
     def _gradient_bytes(self) -> float:
@@ -193,13 +197,32 @@ class MegatronCommunication(SequenceParallel):
         if not self.options.has_experts:
             return
         name = names.of_layer(chain, message)
-        is_beside = self.options.overlaps_experts and chain != RECOMPUTE
+        is_beside = self.pairs_micro_batches and chain != RECOMPUTE
         if is_beside:
             for earlier in _EXCHANGED_BEFORE[message]:
                 host.wait(names.of_layer(chain, earlier))
         host.issue(name, "all_to_all", nbytes, EXPERT)
-        if not is_beside:
+        is_last = chain == BACKWARD and message != COMBINE
+        is_awaited_later = self.delays_expert_gradients and is_last
+        if not (is_beside or is_awaited_later):
             host.wait(name)
+
+    @property
+    def pairs_micro_batches(self) -> bool:
+        """Whether exchanges of experts run beside the computation of another micro-batch."""
+        return self.options.overlaps_experts and not self.runs_alone
+
+    @property
+    def delays_expert_gradients(self) -> bool:
+        """Whether a pass that runs alone forms the gradients of experts' weights last.
+
+        It does with --delay-wgrad-compute, which is taken to come with the overlap (Megatron-Bridge
+        at 067f987d, scripts/performance/utils/overrides.py, _set_moe_a2a_overlap_overrides).
+        Nothing else waits for these products (Megatron-LM at d98e8a64, core/models/common/utils.py,
+        TransformerLayerNode.backward_dw). Those of attention would hide a part of the exchange
+        before, which does not count.
+        """
+        return self.options.overlaps_experts and self.runs_alone
 
     @property
     def sends_probabilities(self) -> bool:

@@ -66,6 +66,7 @@ def step_plan(
     syncs_at_end: np.ndarray | bool = False,
     at_end: Transformer | None = None,
     beside: Transformer | None = None,
+    alone: Transformer | None = None,
 ) -> StepPlan:
     """Return the plan of a step, through a pipeline if there are stages.
 
@@ -73,19 +74,22 @@ def step_plan(
     `aligns_gathers`, `sends_beside` and `syncs_at_end` are those of `Pipeline`; `at_end` emits the
     end of the step of candidates with `syncs_at_end`. `beside` emits a micro-step beside which a
     part of another virtual stage's collectives runs, as many parts as a rank of such a candidate
-    runs micro-batches of one stage before it turns to the next.
+    runs micro-batches of one stage before it turns to the next. `alone` emits passes beside which
+    no other micro-batch runs, where the usual ones run beside one, and so does `synchronising`:
+    the first forward and the last backward pass are among them.
     """
     table = transformer.shapes.table
     n_microsteps = table.n_microsteps(transformer.shapes.job.global_batch)
     step_end = _step_end(transformer)
     if not table.is_pipelined:
-        sync_microstep = _microstep("sync_microstep", synchronising) if synchronising else None
+        lone = synchronising or alone
+        sync_microstep = _microstep("sync_microstep", lone) if lone else None
         microstep = _microstep("microstep", transformer)
         return StepPlan(table, step_end, n_microsteps, microstep, sync_microstep)
     if at_end is not None:
         step_end = _chosen(np.asarray(syncs_at_end), _step_end(at_end), step_end)
     pipeline = replace(
-        _pipeline(transformer, synchronising or transformer, beside),
+        _pipeline(transformer, synchronising or alone or transformer, beside, alone),
         schedule=schedule,
         aligns_gathers=aligns_gathers,
         sends_beside=sends_beside,
@@ -136,7 +140,10 @@ def _chosen(is_longer: np.ndarray, longer: Part, shorter: Part) -> Part:
 
 
 def _pipeline(
-    transformer: Transformer, synchronising: Transformer, beside: Transformer | None
+    transformer: Transformer,
+    synchronising: Transformer,
+    beside: Transformer | None,
+    alone: Transformer | None,
 ) -> Pipeline:
     """Return the stages into which layers are cut, and the transfer between them.
 
@@ -159,19 +166,24 @@ def _pipeline(
             Part(f"{name}.backward", _merged(backward, kinds)),
         )
 
+    stage_names = ["first", "middle", "last"]
+    stage_names += [f"middle{place - 1}" for place in range(3, len(layers_of_cuts[0]))]
+
+    def stages(emitter: Transformer, suffix: str = "") -> list[Stage]:
+        return [stage(f"{each}{suffix}", emitter, n) for n, each in enumerate(stage_names)]
+
+    first, middle, last, *others = stages(transformer)
     transfer_bytes = transformer.communication.transfer_bytes
     return Pipeline(
-        first=stage("first", transformer, 0),
-        middle=stage("middle", transformer, 1),
-        last=stage("last", transformer, 2),
+        first=first,
+        middle=middle,
+        last=last,
         sync=stage("sync", synchronising, 0),
         beside=None if beside is None else stage("beside", beside, 0),
         transfer=Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE),
-        others=tuple(
-            stage(f"middle{place - 1}", transformer, place)
-            for place in range(3, len(layers_of_cuts[0]))
-        ),
+        others=tuple(others),
         places=places,
+        alone=() if alone is None else tuple(stages(alone, ".alone")),
     )
 
 

@@ -330,6 +330,8 @@ class Transformer:
         followings = dict(zip([*attention, *mlp], [*attention[1:], *mlp, following], strict=True))
         *before_attention, proj = attention
         self.communication.begin_block(host, chain)
+        if block.has_experts and self._mixture is not None:
+            self._mixture.begin_block(host, chain)
         self._norm(host, chain, "norm1")
         if has_next_block:
             self.communication.prefetch_block(host, chain)

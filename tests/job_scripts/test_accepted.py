@@ -38,7 +38,8 @@ def test_experts_overlap_in_a_pipeline_with_virtual_stages_only():
         written("qwen3-30b-a3b", 64, "pipeline=4,data=16,expert=16", virtual_stages=1, **options)
     for layout, n_virtual in (("pipeline=4,data=16,expert=16", 2), ("data=64,expert=64", 1)):
         files = written("qwen3-30b-a3b", 64, layout, virtual_stages=n_virtual, **options)
-        assert "--overlap-moe-expert-parallel-comm" in files["launch.sbatch"]
+        for flag in ("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"):
+            assert flag in files["launch.sbatch"]
     with pytest.raises(InputError, match="between ranks with other experts only"):
         written("qwen3-30b-a3b", 64, "data=64,expert=1", **options)
 

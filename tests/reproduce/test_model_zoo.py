@@ -56,6 +56,14 @@ def test_steps_whose_exchange_is_hidden_are_predicted_too_fast(errors):
     assert all(-0.27 < error < 0.0 for error in of_hidden)
 
 
+def test_tensor_messages_overlap_in_bf16_once_the_script_asks_for_it():
+    """The first four steps were published before the script had --tp-comm-overlap."""
+    runs = list(model_zoo(ROWS, Loaders(load_model, load_machine, load_engine)))
+    for number, (row, run) in enumerate(zip(ROWS, runs, strict=True)):
+        overlaps = run.search.scenario.strategy.overlaps_tensor
+        assert overlaps == (number >= 4 and row["precision"] == "bf16")
+
+
 def test_long_sequences_over_a_ring_are_met(errors):
     """One to eight ranks share a sequence of 16 to 131 thousand tokens."""
     of_long = [error for row, error in errors if int(row["seq_len"]) > 4096]

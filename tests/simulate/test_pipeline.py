@@ -14,6 +14,7 @@ from axonn_tune.simulate.pipeline import (
     N_KINDS,
     kind_of,
     least_pipeline_seconds,
+    passes,
     pipeline_seconds,
 )
 
@@ -166,6 +167,33 @@ def test_the_bound_of_equal_stages_is_the_time_itself(p, v):
     assert least == pytest.approx(pipeline_seconds(p, v, 8 * p, seconds, none), rel=1e-12)
 
 
+@pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 4), (4, 3, 12), (4, 2, 4), (8, 2, 48)])
+def test_passes_beside_which_none_can_run_take_their_own_time(p, v, m):
+    """Before its passes alternate, rank r runs 2 (p - r - 1) + (v - 1) p forward passes."""
+    usual, alone = durations(1.0, 2.0), durations(1.5, 2.25)
+    played = passes(p, v, m, usual[:, 0], 0.0, alone=alone[:, 0])
+    for rank in range(p):
+        of_rank = [each for each in played if each.rank == rank]
+        n_warmup = min(2 * (p - rank - 1) + (v - 1) * p, m * v)
+        are_alone = [each.is_alone for each in of_rank]
+        n_between = 2 * m * v - 2 * n_warmup
+        assert are_alone == [True] * n_warmup + [False] * n_between + [True] * n_warmup
+        for each in of_rank:
+            of_kind = (alone if each.is_alone else usual)[each.kind, 0]
+            assert each.end_seconds - each.start_seconds == pytest.approx(of_kind, rel=1e-9)
+    end = max(each.end_seconds for each in played)
+    got = pipeline_seconds(p, v, m, usual, np.zeros(1), alone=alone)[0]
+    assert got == pytest.approx(end, rel=1e-12)
+
+
+@pytest.mark.parametrize("m", [3, 8])
+def test_without_virtual_stages_no_pass_is_said_to_run_alone(m):
+    usual, alone = durations(1.0, 2.0), durations(9.0, 9.0)
+    assert not any(each.is_alone for each in passes(4, 1, m, usual[:, 0], 0.0, alone=alone[:, 0]))
+    shape = (4, 1, m, usual, np.zeros(1))
+    assert pipeline_seconds(*shape, alone=alone) == pipeline_seconds(*shape)
+
+
 @pytest.mark.parametrize(("p", "v", "m"), [(4, 1, 100), (4, 2, 100), (16, 1, 500), (8, 2, 304)])
 @pytest.mark.parametrize("spread", [(0.8, 1.3), (0.2, 3.0)])
 def test_long_schedules_are_extrapolated_exactly(p, v, m, spread):
@@ -174,7 +202,7 @@ def test_long_schedules_are_extrapolated_exactly(p, v, m, spread):
     transfer = random.uniform(0.0, 0.3, 100)
     order = pipeline._schedule(pipeline._Shape("1f1b", p, v, ()), m)
     for beside in (np.zeros(100), (v > 1) * random.uniform(0.0, 2.0, 100)):
-        duration = pipeline._durations(seconds, transfer, beside)
+        duration = pipeline._durations(seconds, transfer, beside, seconds)
         whole, _, _ = pipeline._played(order, duration, beside)
         got = pipeline_seconds(p, v, m, seconds, transfer, beside_seconds=beside)
         np.testing.assert_allclose(got, whole, rtol=1e-12)

@@ -150,7 +150,9 @@ def test_long_schedules_are_extrapolated_exactly(schedule, p, m):
     per_flow = m // 2 if schedule == "dualpipe" else m
     order = pipeline._schedule(pipeline._Shape(schedule, p, 1, ()), per_flow)
     none = np.zeros_like(transfer)
-    whole, _, _ = pipeline._played(order, pipeline._durations(seconds, transfer, none), none)
+    whole, _, _ = pipeline._played(
+        order, pipeline._durations(seconds, transfer, none, seconds), none
+    )
     got = pipeline_seconds(p, 1, m, seconds, transfer, schedule)
     np.testing.assert_allclose(got, whole, rtol=1e-12)
 
@@ -183,7 +185,9 @@ def test_schedules_that_repeat_late_are_extrapolated_exactly(schedule, p, more, 
     per_flow = m // 2 if schedule == "dualpipe" else m
     order = pipeline._schedule(pipeline._Shape(schedule, p, 1, ()), per_flow)
     none = np.zeros_like(transfer)
-    whole, _, _ = pipeline._played(order, pipeline._durations(seconds, transfer, none), none)
+    whole, _, _ = pipeline._played(
+        order, pipeline._durations(seconds, transfer, none, seconds), none
+    )
     got = pipeline_seconds(p, 1, m, seconds, transfer, schedule)
     np.testing.assert_allclose(got, whole, rtol=1e-11)
 

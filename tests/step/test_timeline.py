@@ -65,6 +65,28 @@ def test_timelines_of_schedules_and_layouts_are_as_long_as_their_steps(options):
     assert timeline.waits_for
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize(
+    ("grid", "virtual_stages"), [("data=16,expert=8", 1), ("data=4,pipeline=4,expert=4", 4)]
+)
+def test_steps_of_experts_are_as_long_as_their_timelines_and_explanations(
+    grid, virtual_stages, overlaps
+):
+    """With overlap, passes of the warm-up and of the drain take longer than all others."""
+    options = {"overlaps_experts": True} if overlaps else {}
+    search = build_search(
+        "qwen3-30b-a3b", 16, global_batch=128, strategy="megatron", machine="dgx-h100",
+        virtual_stages=virtual_stages, micro_batch=1, recompute="none", **options,
+    )  # fmt: skip
+    prediction = best_of_layout(search, grid)
+    expected = pytest.approx(prediction.step_seconds, rel=1e-9)
+    assert step_timeline(prediction).seconds == expected
+    player = Player(prediction)
+    played = explain_played(player)
+    exposed = sum(cost.exposed_seconds for cost in played.operations)
+    assert exposed == pytest.approx(prediction.exposed_communication_seconds, rel=1e-6)
+
+
 @pytest.mark.parametrize("strategy", STEPS)
 def test_a_stream_does_one_thing_at_a_time(strategy):
     _, timeline = timeline_of(strategy, most_layers=3, most_microsteps=4)

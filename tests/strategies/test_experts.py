@@ -308,10 +308,10 @@ def test_a_token_of_few_groups_reaches_fewer_ranks(n_groups, top_groups, n_ranks
     assert limited.n_reached(n_ranks) == approx(sum(reached) / len(reached))
 
 
-def kernels_that_wait(strategy, recompute):
-    """The exchanges for which kernels wait, by kernel."""
+def kernels_that_wait(strategy, recompute, part="microstep"):
+    """The exchanges for which kernels of a part of a plan wait, by kernel."""
     plan = plan_of(strategy, MIXTURE, JOB, recompute=recompute, data=16, expert=8)
-    ops = operations(plan.microstep)
+    ops = operations(getattr(plan, part))
     sent = {op.name for op in of_kind(ops, Collective) if op.kind == "all_to_all"}
     kernels = [op for op in ops if not isinstance(op, Collective)]
     return {op.name: sent & set(op.waits_for) for op in kernels if sent & set(op.waits_for)}
@@ -322,13 +322,74 @@ def test_exchange_beside_another_micro_batch_may_last_until_the_next_one():
     of_experts = {"forward.dispatch", "forward.probabilities"}
     assert kernels_that_wait(replace(WHOLE, overlaps_experts=True), "none") == {
         "forward.sort": {"forward.combine"},
-        "forward.unpermute": of_experts,
+        "forward.norm1": of_experts,
         "backward.unsort": {"backward.dispatch", "backward.probabilities"},
         "backward.permute": {"backward.combine"},
     }
     alone = kernels_that_wait(WHOLE, "none")
     assert alone["forward.sort"] == of_experts
     assert alone["forward.unpermute"] == {"forward.combine"}
+
+
+@pytest.mark.parametrize("overlap_grad_reduce", [False, True])
+def test_the_first_forward_and_the_last_backward_pass_exchange_alone(overlap_grad_reduce):
+    """No other micro-batch runs beside them; one micro-step stands for both."""
+    strategy = replace(WHOLE, overlaps_experts=True, overlap_grad_reduce=overlap_grad_reduce)
+    lone = kernels_that_wait(strategy, "none", "sync_microstep")
+    assert lone == kernels_that_wait(WHOLE, "none")
+
+
+def test_a_backward_pass_that_runs_alone_forms_gradients_of_weights_beside_an_exchange():
+    """Only those of experts, which nothing else needs (--delay-wgrad-compute)."""
+    strategy = replace(WHOLE, overlaps_experts=True)
+    plan = plan_of(strategy, MIXTURE, JOB, data=16, expert=8)
+
+    def after_exchange(part):
+        of_layer = [op.name for op in operations(part) if op.name.startswith("backward.")]
+        start = of_layer.index("backward.dispatch")
+        return of_layer[start + 1 : start + 4]
+
+    of_weights = ["backward.experts_down.gemm_weight", "backward.experts_up.gemm_weight"]
+    assert after_exchange(plan.sync_microstep) == [*of_weights, "backward.permute"]
+    assert after_exchange(plan.microstep)[0] == "backward.permute"
+    lone, usual = (
+        Counter(op.name for op in operations(part) if op.name.startswith(("forward", "backward")))
+        for part in (plan.sync_microstep, plan.microstep)
+    )
+    assert lone == usual
+
+
+def test_no_exchange_is_left_at_the_end_of_a_forward_pass_beside_another_micro_batch():
+    """The last one runs beside the other micro-batch's attention, like all of its kind."""
+    sizes = {"data": 8, "pipeline": 2, "expert": 8}
+    of_middle = [
+        [op.name for op in operations(plan.pipeline.middle.forward)]
+        for plan in (
+            plan_of(replace(WHOLE, overlaps_experts=beside), MIXTURE, JOB, n_virtual=2, **sizes)
+            for beside in (False, True)
+        )
+    ]
+    alone, beside = (names.index("forward.combine") for names in of_middle)
+    first, last = (names.index("forward.norm1") for names in of_middle)
+    assert alone > first
+    assert beside < last
+    assert sorted(of_middle[0]) == sorted(of_middle[1])
+
+
+@pytest.mark.parametrize("n_virtual", [1, 2])
+def test_a_rank_of_the_last_stage_runs_a_round_alone_in_each_virtual_stage_but_the_last(n_virtual):
+    sizes = {"data": 4, "pipeline": 2, "tensor": 2, "expert": 4}
+    strategy = replace(WHOLE, overlaps_experts=True)
+    plan = plan_of(strategy, MIXTURE, JOB, n_virtual=n_virtual, **sizes)
+    n_micro = number(plan.n_microsteps)
+    counts = {parts[0].name: number(times) for times, parts in plan.work_of_last_rank}
+    n_alone = 2 * (n_virtual - 1)
+    assert counts == {
+        "middle.forward": (n_virtual - 1) * n_micro - n_alone,
+        "middle.alone.forward": n_alone,
+        "last.forward": n_micro,
+        "last.alone.forward": 0,
+    }
 
 
 def test_what_is_recomputed_exchanges_alone():
