@@ -213,6 +213,19 @@ def sums_of_gradients(rank, n_ranks, queries, keys):
     return moved
 
 
+@pytest.mark.parametrize("context", [2, 4, 8])
+def test_a_ring_sums_with_a_kernel_for_each_step_and_sum(context):
+    """Outputs are added one by one, after the last sum of denominators; dQ, dK and dV likewise."""
+    found = plan("ring", context=context)
+    for chain, n_kernels in ((FORWARD, context + 1), (BACKWARD, 3 * context)):
+        (sums,) = {
+            float(op.n_launches[0])
+            for op in operations(found.microstep)
+            if isinstance(op, MemoryBound) and op.name == f"{chain}.attention.sum"
+        }
+        assert sums == n_kernels
+
+
 @MODELS
 def test_copies_and_sums_beside_attention(model):
     """A copy reads and writes; an addition reads two and writes one.
@@ -281,7 +294,7 @@ FREE = machine_of(bandwidths=(1e21, 1e21), latencies=(0.0, 0.0))
 
 @pytest.mark.parametrize("context", [2, 4, 16])
 def test_a_ring_over_a_free_network_takes_as_long_as_its_steps_alone(context):
-    job = replace(JOB, n_gpus=context, seq_len=2**17)
+    job = replace(JOB, n_gpus=context, seq_len=2**18)
     found = predicted("ring", FREE, job, context=context)
     assert found.exposed_communication_seconds == pytest.approx(0.0, abs=1e-9)
     whole = predicted("ring", FREE, replace(job, n_gpus=1))
