@@ -17,6 +17,7 @@ from build import (
 )
 from worlds import llama, machine_of
 
+from axonn_tune.cost.prices import host_seconds
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import LatentAttention
 from axonn_tune.spec.job import Job
@@ -224,6 +225,16 @@ def test_a_ring_sums_with_a_kernel_for_each_step_and_sum(context):
             if isinstance(op, MemoryBound) and op.name == f"{chain}.attention.sum"
         }
         assert sums == n_kernels
+
+
+def test_the_host_issues_the_sums_of_a_ring_as_one_operation():
+    """The times of an issue are fitted to plans that count them so."""
+    found = plan("ring", context=4)
+    sums = [op for op in operations(found.microstep) if op.name.endswith("attention.sum")]
+    assert sums
+    for op in sums:
+        alone = replace(found.microstep.phases[0], operations=(op,), repeats=1.0)
+        assert number(host_seconds([alone], found.candidates, 2.0)) == 2.0
 
 
 @MODELS
