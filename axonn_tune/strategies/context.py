@@ -189,8 +189,9 @@ class Ring(ContextParallelism):
             self._beside_messages(host, inner, n_inner, sent_bytes)
             host.launch(end)
             summed_bytes, n_sums = self._output_sum_bytes, self.n_ranks + 1.0
+        n_kernels = np.where(self.n_ranks > 1, n_sums, 1.0)
         sums = self.is_split * summed_bytes
-        host.memory_bound(f"{name}.sum", sums, "add", n_sums, n_issues=1.0)
+        host.memory_bound(f"{name}.sum", sums, "add", n_kernels, n_issues=1.0)
 
     def _masked(self, chain: str, window: int) -> Attention:
         """Return the step that meets the rank's own keys; with a window there is no other."""
