@@ -188,7 +188,8 @@ def host_seconds(
                 is_sent = np.asarray(op.nbytes) > 0
                 n_collectives[op.axis] = n_collectives.get(op.axis, 0.0) + repeats * is_sent
             elif isinstance(op, MemoryBound):
-                count += repeats * op.n_launches * (np.asarray(op.nbytes) > 0)
+                n_issues = op.n_launches if op.n_issues is None else op.n_issues
+                count += repeats * n_issues * (np.asarray(op.nbytes) > 0)
             elif isinstance(op, GroupedGemm):
                 n_issues = repeats * op.n_launches * op.n_issues
                 if op.issue_seconds:

@@ -204,6 +204,9 @@ class MemoryBound:
     strided_bytes
         Part of the bytes that is moved by kernels which broadcast an operand or read a slice, and
         so handle one element at a time, shape (C,); such a kernel counts as a copy of its elements.
+    n_issues
+        Number of operations as which the host issues these kernels, shape (C,), if that is not the
+        number of kernels: the times of an issue are fitted to plans that count them so.
     """
 
     name: str
@@ -212,6 +215,7 @@ class MemoryBound:
     waits_for: tuple[str, ...] = ()
     n_launches: Size = 1.0
     strided_bytes: Size = 0.0
+    n_issues: Size | None = None
     stream: ClassVar[str] = COMPUTE
 
 

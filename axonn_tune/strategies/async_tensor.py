@@ -66,12 +66,6 @@ class AsyncTensorParallel(SequenceParallel):
         chain = names.RECOMPUTE if forms_again else names.FORWARD
         return weight.chain == chain and self.shapes.job.trains(weight.layer)
 
-    def _copy_own_part(self, host: HostProgram, message: str, nbytes: Size) -> None:
-        """Copy a rank's own part of a message to memory that the other ranks read."""
-        size = self.shapes.table.size(self.shapes.y_axis)
-        moved = np.where(size > 1, 2.0 * nbytes / size, 0.0)
-        host.memory_bound(f"{message}.shard", moved, "copy")
-
     def _order_sequences(self, host: HostProgram, message: str, nbytes: Size) -> None:
         """Reorder what was gathered, since tokens of several sequences arrive interleaved."""
         size = self.shapes.table.size(self.shapes.y_axis)

@@ -162,6 +162,11 @@ class Ring(ContextParallelism):
         The forward pass begins with the masked step; each step but the last one sends keys and
         values on. The backward pass ends with it: the first step sends keys and values, the last
         one the sums of their gradients, the others both. No ring splits attention with a window.
+
+        A kernel of its own adds each step's output, after the last of those that sum the
+        denominators of the softmax, of which the others run beside the steps. In the backward pass
+        every rank launches three for each step, which sum dQ, dK and dV (flash_attn_fwd_* and
+        `backward` of AttnFuncWithCPAndKVP2P).
         """
         masked = self._masked(chain, window)
         if window:
@@ -178,13 +183,15 @@ class Ring(ContextParallelism):
             self._beside_messages(host, end, n_ends, sent_bytes)
             self._beside_messages(host, inner, n_inner, 2.0 * sent_bytes)
             self._beside_messages(host, masked, n_ends, sent_bytes)
-            summed_bytes = self._gradient_sum_bytes
+            summed_bytes, n_sums = self._gradient_sum_bytes, 3.0 * self.n_ranks
         else:
             self._beside_messages(host, masked, n_ends, sent_bytes)
             self._beside_messages(host, inner, n_inner, sent_bytes)
             host.launch(end)
-            summed_bytes = self._output_sum_bytes
-        host.memory_bound(f"{name}.sum", self.is_split * summed_bytes, "add")
+            summed_bytes, n_sums = self._output_sum_bytes, self.n_ranks + 1.0
+        n_kernels = np.where(self.n_ranks > 1, n_sums, 1.0)
+        sums = self.is_split * summed_bytes
+        host.memory_bound(f"{name}.sum", sums, "add", n_kernels, n_issues=1.0)
 
     def _masked(self, chain: str, window: int) -> Attention:
         """Return the step that meets the rank's own keys; with a window there is no other."""

@@ -115,13 +115,30 @@ class MegatronCommunication(SequenceParallel):
             return nbytes * (self.shapes.job.operand_bytes / self.shapes.element_bytes)
         return nbytes
 
+    def gather_input(self, host: HostProgram, weight: Weight) -> None:
+        """Gather all tokens; what travels beside a product is copied to a buffer before.
+
+        Transformer Engine d0067d0d (csrc/extensions/comm_gemm_overlap.cpp, CommOverlapP2P's
+        copy_into_buffer) copies on the stream of the product. What it gathers beside other
+        products, for dW, it copies on the stream of the messages. The head is not its layer.
+        """
+        shape = self.shapes.linears[weight.layer]
+        is_beside = self._overlaps_products and not self._awaits_all_tokens(weight.layer)
+        if is_beside and self._gathers_tokens(shape) and weight.layer != "head":
+            name = names.all_gather(weight.name)
+            self._copy_own_part(host, name, shape.gathered_input_bytes, n_issues=0.0)
+        super().gather_input(host, weight)
+
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
         """Gather dO, or start to gather the input for dW (sequence parallelism).
 
         The input is gathered while dI is formed (Korthikanti et al., section 4.2.2).
         """
-        super().gather_for_gradients(host, weight)
         shape = self.shapes.linears[weight.layer]
+        if self._overlaps_products and shape.linear.transposed:
+            name = names.all_gather(weight.name)
+            self._copy_own_part(host, name, shape.gathered_gradient_bytes, n_issues=0.0)
+        super().gather_for_gradients(host, weight)
         if self._gathers_tokens(shape) and self.shapes.job.trains(weight.layer):
             name = names.all_gather(weight.name)
             host.issue(name, "all_gather", shape.gathered_input_bytes, "tensor")

@@ -50,13 +50,15 @@ class HostProgram:
         kernel: str,
         n_launches: Size = 1.0,
         strided_bytes: Size = 0.0,
+        n_issues: Size | None = None,
     ) -> None:
         """Launch a kernel, one of `MEMORY_KERNELS`, that reads and writes `nbytes` in all.
 
-        The bytes may be shared by several launches of it, and some may be `strided_bytes`.
+        The bytes may be shared by several launches of it, and some may be `strided_bytes`. The host
+        may issue these launches as `n_issues` operations.
         """
         awaited = self._take_awaited()
-        kernels = MemoryBound(name, nbytes, kernel, awaited, n_launches, strided_bytes)
+        kernels = MemoryBound(name, nbytes, kernel, awaited, n_launches, strided_bytes, n_issues)
         self._operations.append(kernels)
 
     def idle(self, name: str, seconds: Size) -> None:

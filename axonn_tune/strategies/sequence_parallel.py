@@ -136,5 +136,13 @@ class SequenceParallel(Communication):
             name = names.all_gather(names.of_layer(names.BACKWARD, "embedding"))
             host.run(name, "all_gather", self.shapes.stream_bytes, self.shapes.y_axis)
 
+    def _copy_own_part(
+        self, host: HostProgram, message: str, nbytes: Size, n_issues: float = 1.0
+    ) -> None:
+        """Copy a rank's own part of a message to memory that the other ranks read."""
+        size = self.shapes.table.size(self.shapes.y_axis)
+        moved = np.where(size > 1, 2.0 * nbytes / size, 0.0)
+        host.memory_bound(f"{message}.shard", moved, "copy", n_issues=n_issues)
+
     def _order_tokens(self, host: HostProgram, message: str, nbytes: Size) -> None:
         """Reorder the tokens of a message by rank, in engines that have to; by default do not."""

@@ -17,6 +17,7 @@ from build import (
 )
 from worlds import llama, machine_of
 
+from axonn_tune.cost.prices import host_seconds
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import LatentAttention
 from axonn_tune.spec.job import Job
@@ -213,6 +214,29 @@ def sums_of_gradients(rank, n_ranks, queries, keys):
     return moved
 
 
+@pytest.mark.parametrize("context", [2, 4, 8])
+def test_a_ring_sums_with_a_kernel_for_each_step_and_sum(context):
+    """Outputs are added one by one, after the last sum of denominators; dQ, dK and dV likewise."""
+    found = plan("ring", context=context)
+    for chain, n_kernels in ((FORWARD, context + 1), (BACKWARD, 3 * context)):
+        (sums,) = {
+            float(op.n_launches[0])
+            for op in operations(found.microstep)
+            if isinstance(op, MemoryBound) and op.name == f"{chain}.attention.sum"
+        }
+        assert sums == n_kernels
+
+
+def test_the_host_issues_the_sums_of_a_ring_as_one_operation():
+    """The times of an issue are fitted to plans that count them so."""
+    found = plan("ring", context=4)
+    sums = [op for op in operations(found.microstep) if op.name.endswith("attention.sum")]
+    assert sums
+    for op in sums:
+        alone = replace(found.microstep.phases[0], operations=(op,), repeats=1.0)
+        assert number(host_seconds([alone], found.candidates, 2.0)) == 2.0
+
+
 @MODELS
 def test_copies_and_sums_beside_attention(model):
     """A copy reads and writes; an addition reads two and writes one.
@@ -281,7 +305,7 @@ FREE = machine_of(bandwidths=(1e21, 1e21), latencies=(0.0, 0.0))
 
 @pytest.mark.parametrize("context", [2, 4, 16])
 def test_a_ring_over_a_free_network_takes_as_long_as_its_steps_alone(context):
-    job = replace(JOB, n_gpus=context, seq_len=2**17)
+    job = replace(JOB, n_gpus=context, seq_len=2**18)
     found = predicted("ring", FREE, job, context=context)
     assert found.exposed_communication_seconds == pytest.approx(0.0, abs=1e-9)
     whole = predicted("ring", FREE, replace(job, n_gpus=1))

@@ -13,7 +13,7 @@ from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import Collective, Gemm
+from axonn_tune.spec.plan import Collective, Gemm, MemoryBound
 from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.tuning import Adapters
@@ -82,6 +82,24 @@ def test_a_product_beside_an_adapter_waits_for_all_tokens():
     assert "forward.qkv.gemm" in waiting
     assert not {"forward.up.gemm", "forward.down.gemm"} & waiting
     assert "forward.qkv.gemm" not in kernels_and_messages(BESIDE)[2]
+
+
+def test_a_rank_copies_its_part_of_what_travels_beside_a_product():
+    """A copy reads and writes; what is gathered for dW is copied beside other products."""
+
+    def copied(strategy, job=JOB):
+        return {
+            op.name: number(op.nbytes)
+            for op in kernels_and_messages(strategy, job)[0]
+            if isinstance(op, MemoryBound) and op.name.endswith(".shard")
+        }
+
+    own = 2 * 1024 / 4 * 2048 * 2.0
+    beside = ("forward.qkv", "forward.up", "backward.proj", "backward.down")
+    assert copied(BESIDE) == {f"{owner}.all_gather.shard": own for owner in beside}
+    assert not copied(USUAL)
+    adapted = replace(JOB, adapters=Adapters(16, ("qkv",)))
+    assert "forward.qkv.all_gather.shard" not in copied(BESIDE, adapted)
 
 
 def test_outputs_may_be_summed_in_8_bits():
