@@ -49,6 +49,33 @@ def rings_worth(kind: str, n_ranks: Size, n_units: Size, sent_once: Experts | No
     return np.maximum(n_inside * (n_ranks - n_inside) / np.maximum(n_ranks - 1.0, 1.0), 1.0)
 
 
+def tree_passes(n_nodes: Size) -> Array:
+    """Return how many times the buffer of an all-reduce leaves a node each way, on two trees.
+
+    NCCL and RCCL give half of the buffer to each of two binary trees of nodes (NVIDIA/nccl 5067397,
+    src/graph/trees.cc, `ncclGetDtree`), and move it up and down at the same time
+    (src/device/all_reduce.h, `runTreeSplit`). Of two nodes each is the root of one tree and the leaf
+    of the other. It sends one half down and the other half up, thus the buffer once, however many
+    ranks it has. Of four nodes and more some have a parent and two children in one tree and are
+    leaves of the other, so that they send four halves. Of three nodes the busiest sends three, but
+    NCCL also counts four (src/graph/tuning.cc, `nNodes <= 2`), and so prefers a ring for large
+    buffers. Four nodes of AWS's p4d took 2.00 times as long as two for 1 GiB, and three 1.84
+    times, where a ring would take 1.92 (NVIDIA/nccl issue 527).
+    """
+    return np.where(np.asarray(n_nodes) == 2, 1.0, 2.0)
+
+
+def chain_passes(n_units: Size) -> Array:
+    """Return how many times the buffer leaves a unit that a tree joins in a chain inside a node.
+
+    A chain of n units has n - 1 links, which carry the buffer once up and once down. NCCL's
+    channels start their chains at different GPUs, so that these links are taken to be spread evenly
+    over the units. As much leaves each GPU of a node whose switch forms the sums (NVLS), by the bus
+    bandwidth that is measured there.
+    """
+    return 2.0 * (1.0 - 1.0 / np.asarray(n_units, dtype=np.float64))
+
+
 def collective_seconds(
     kind: str,
     nbytes: Size,
@@ -57,6 +84,7 @@ def collective_seconds(
     bandwidth_bytes_per_s: Array,
     ring_seconds: Array,
     tree_seconds: Array,
+    tree_s_per_byte: Array,
     stepped_ring_seconds: Size = np.nan,
     stepped_tree_seconds: Size = np.nan,
 ) -> Array:
@@ -64,9 +92,10 @@ def collective_seconds(
 
     Gathers and scatters run on a ring, as NCCL and RCCL do: (G-1) alpha + (G-1)/G S/beta, or
     (G-1) tau where the time tau of a step was measured. An all-reduce runs twice around a ring, or
-    up and down a tree, whichever is faster; a way up the tree takes log2(G) alpha + S/beta, or its
-    measured steps if these take longer than S/beta. A transfer to the neighbour takes one hop,
-    alpha + S/beta, and so does an all-to-all but for the part that stays, (G-1)/G S/beta.
+    up and down a tree, whichever is faster; on the tree it takes 2 log2(G) alpha and the time in
+    which the busiest link carries the buffer, or its measured steps if these take longer than that
+    link. A transfer to the neighbour takes one hop, alpha + S/beta, and so does an all-to-all but
+    for the part that stays, (G-1)/G S/beta.
 
     Parameters
     ----------
@@ -76,6 +105,8 @@ def collective_seconds(
         Size of the group, and bandwidth of one rank's ring.
     ring_seconds, tree_seconds : arrays, shape (C,)
         Latency once around the ring (of one hop for an all-to-all), and once up the tree.
+    tree_s_per_byte : array, shape (C,)
+        Time for which each byte of the buffer occupies the busiest link of a tree, up and down.
     stepped_ring_seconds, stepped_tree_seconds : arrays, shape (C,), optional
         Time of one call once around the ring, and once up the tree, by measured steps; NaN where
         there are none.
@@ -92,10 +123,10 @@ def collective_seconds(
     once_around = _either(n_calls * stepped_ring_seconds, n_calls * ring_seconds + sent)
     if kind != "all_reduce":
         return once_around
-    sent = np.asarray(nbytes) / bandwidth_bytes_per_s
-    stepped = np.maximum(n_calls * stepped_tree_seconds, sent)
-    once_up = _either(stepped, n_calls * tree_seconds + sent)
-    return 2.0 * np.minimum(once_around, once_up) * (n_ranks > 1)
+    on_busiest_link = np.asarray(nbytes) * tree_s_per_byte
+    stepped = np.maximum(2.0 * n_calls * stepped_tree_seconds, on_busiest_link)
+    up_and_down = _either(stepped, 2.0 * n_calls * tree_seconds + on_busiest_link)
+    return np.minimum(2.0 * once_around, up_and_down) * (n_ranks > 1)
 
 
 def _either(measured: Size, computed: Array) -> Array:

@@ -5,7 +5,8 @@ finds bandwidth and latency of an axis with a given stride and size, in this ord
 
 1. For each level, the number of rings of the axis that cross the boundary of a unit at the same
    time (`rings_through_boundary`). Its bandwidth is shared by them (`ring_share`), and the smallest
-   share of all levels is the bandwidth of a ring.
+   share of all levels is the bandwidth of a ring. A tree passes a boundary as often as
+   `tree_passes` and `chain_passes` say, and the level where this takes longest bounds it.
 2. For each level, the hops of a ring, or of a tree, that cross this level and none beyond. Their
    number follows from the units that a group visits (`units_visited`); each hop costs the level's
    latency.
@@ -26,7 +27,12 @@ from typing import NamedTuple
 import numpy as np
 
 from axonn_tune.cost.boundaries import rings_through_boundary, units_visited
-from axonn_tune.cost.collectives import moved_fraction, rings_worth
+from axonn_tune.cost.collectives import (
+    chain_passes,
+    moved_fraction,
+    rings_worth,
+    tree_passes,
+)
 from axonn_tune.cost.curve import Curve
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.candidates import Ints
@@ -156,6 +162,8 @@ class KindLinks:
         Latency of a chunk's way once around the ring (size - 1 hops); of one hop for an all-to-all.
     tree_seconds
         Latency of a way up, or down, a binary tree.
+    tree_s_per_byte
+        Time for which each byte of the buffer occupies the busiest link of a tree, up and down.
     curve
         Index of the measured curve that replaces the others, -1 where there is none.
     curves
@@ -171,6 +179,7 @@ class KindLinks:
     bounding_level: Ints
     ring_seconds: Array
     tree_seconds: Array
+    tree_s_per_byte: Array
     curve: Ints
     curves: tuple[Curve, ...]
     ring: SteppedLinks
@@ -184,6 +193,7 @@ class KindLinks:
             self.bounding_level[rows],
             self.ring_seconds[rows],
             self.tree_seconds[rows],
+            self.tree_s_per_byte[rows],
             self.curve[rows],
             self.curves,
             self.ring.take(rows),
@@ -253,9 +263,11 @@ def axis_links(
     kinds = {}
     for kind in KINDS:
         bandwidth, bounding_level = _bandwidth(machine, kind, ways, sent_once)
+        tree_s_per_byte = _tree_s_per_byte(machine, kind, ways)
         for ring in machine.ring_bandwidths:
             is_listed = in_node & (stride == ring.stride) & (size == ring.size)
             bandwidth[is_listed] = ring.bandwidth_bytes_per_s.value
+            tree_s_per_byte[is_listed] = 2.0 / ring.bandwidth_bytes_per_s.value
         curve, curves = _curves(machine, kind, stride, size)
         ring_seconds = _latency(machine, kind, ways.hops(kind))
         tree_seconds = _latency(machine, kind, ways.tree_hops)
@@ -267,6 +279,7 @@ def axis_links(
             bounding_level,
             ring_seconds,
             tree_seconds,
+            tree_s_per_byte,
             curve=curve,
             curves=curves,
             ring=SteppedLinks(n_steps, ring_seconds, ways.n_sharing, *ring_curves),
@@ -287,6 +300,8 @@ class _Ways(NamedTuple):
         For each level, the number of its units that a group visits.
     ring_hops, tree_hops
         For each level, the hops that cross it and none beyond.
+    tree_passes
+        For each level, how many times the buffer of an all-reduce on trees leaves a unit of it.
     level
         Index of the outermost level that the groups cross, -1 for a group of one rank.
     n_sharing
@@ -300,6 +315,7 @@ class _Ways(NamedTuple):
     n_units: list[Array]
     ring_hops: list[Array]
     tree_hops: list[Array]
+    tree_passes: list[Array]
     level: Ints
     n_sharing: Ints
     n_climbed: Array
@@ -341,7 +357,41 @@ def _ways(machine: Machine, stride: Ints, size: Ints, n_ranks: Ints | None) -> _
         level = np.where(rings > 0, index, level)
         n_sharing = np.where(rings > 0, rings, n_sharing)
         n_climbed = np.where(rings > 0, tree_hops[-1], n_climbed)
-    return _Ways(size, crossing, n_units[:-1], ring_hops, tree_hops, level, n_sharing, n_climbed)
+    return _Ways(
+        size,
+        crossing,
+        n_units[:-1],
+        ring_hops,
+        tree_hops,
+        _passes_of_trees(n_units, machine.node_level),
+        level,
+        n_sharing,
+        n_climbed,
+    )
+
+
+def _passes_of_trees(n_units: Sequence[Array], node_level: int) -> list[Array]:
+    """Return, for each level, how many times the buffer of an all-reduce leaves a unit on trees.
+
+    The trees join nodes, and what lies further out has as much of them. Inside a node the ranks
+    form chains. A group that stays in one node is taken to move the buffer twice, as NCCL counts
+    it, and so gains by a tree only where latency counts.
+
+    Parameters
+    ----------
+    n_units : sequence of arrays, shape (levels + 1,) of (P,)
+        Units of each level that a group visits, and 1 for all that the outermost level joins.
+    node_level : int
+        Index of the level whose units are nodes, or the number of levels.
+    """
+    n_nodes = n_units[node_level]
+    between = tree_passes(n_nodes)
+    return [
+        between
+        if index >= node_level
+        else np.where(n_nodes > 1, chain_passes(np.ceil(units / n_nodes)), 2.0)
+        for index, units in enumerate(n_units[:-1])
+    ]
 
 
 def _latency(machine: Machine, kind: str, hops: Sequence[Array]) -> Array:
@@ -481,6 +531,15 @@ def _bandwidth(
         bandwidth = np.where(is_slower, share, bandwidth)
         bounding_level = np.where(is_slower, index, bounding_level)
     return bandwidth, bounding_level
+
+
+def _tree_s_per_byte(machine: Machine, kind: str, ways: _Ways) -> Array:
+    """Return how long a byte of the buffer occupies the busiest link of a tree, shape (P,)."""
+    seconds = np.zeros(ways.size.shape)
+    for link, rings, passes in zip(machine.links, ways.crossing, ways.tree_passes, strict=True):
+        occupied = passes / ring_share(link, kind, rings)
+        seconds = np.where(rings > 0, np.maximum(seconds, occupied), seconds)
+    return seconds
 
 
 def ring_share(link: LinkLevel, kind: str, rings: Ints) -> Array:

@@ -343,6 +343,7 @@ def _seconds(operation: Collective, n_ranks: Array, links: KindLinks) -> Array:
         links.bandwidth_bytes_per_s,
         links.around_seconds(chunk_bytes),
         links.tree_seconds,
+        links.tree_s_per_byte,
         links.ring.seconds(chunk_bytes),
         links.tree.seconds(call_bytes),
     )
