@@ -10,6 +10,13 @@ import numpy as np
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.plan import Array, Size
 
+# The share of a link that NCCL's tuner expects of a tree, for messages of 64 B times the powers of
+# two (published: NVIDIA/nccl 5067397, src/graph/tuning.cc, `treeCorrectionFactor` of the protocol
+# Simple, which holds for less than 512 MiB, and 0.92 of all trees).
+_TREE_SHARE = 0.92 * np.array(
+    [0.9] * 7 + [0.8, 0.7, 0.6, 0.6] + [0.5] * 4 + [0.6, 0.7, 0.8] + [0.7, 0.7, 0.8, 0.9, 0.9, 1.0]
+)
+
 
 def moved_fraction(kind: str, n_ranks: Size) -> Array:
     """Return the fraction of the full buffer that each link of a ring carries.
@@ -54,15 +61,28 @@ def tree_passes(n_nodes: Size) -> Array:
 
     NCCL and RCCL give half of the buffer to each of two binary trees of nodes (NVIDIA/nccl 5067397,
     src/graph/trees.cc, `ncclGetDtree`), and move it up and down at the same time
-    (src/device/all_reduce.h, `runTreeSplit`). Of two nodes each is the root of one tree and the leaf
-    of the other. It sends one half down and the other half up, thus the buffer once, however many
-    ranks it has. Of four nodes and more some have a parent and two children in one tree and are
-    leaves of the other, so that they send four halves. Of three nodes the busiest sends three, but
-    NCCL also counts four (src/graph/tuning.cc, `nNodes <= 2`), and so prefers a ring for large
-    buffers. Four nodes of AWS's p4d took 2.00 times as long as two for 1 GiB, and three 1.84
-    times, where a ring would take 1.92 (NVIDIA/nccl issue 527).
+    (src/device/all_reduce.h, `runTreeSplit`). Of two nodes, each is the root of one tree and the
+    leaf of the other: it sends one half down and the other up, so that the buffer leaves it once.
+    Of four nodes and more, some have a parent and two children in one tree and are leaves of the
+    other: they send four halves. Of three nodes the busiest sends three halves, but NCCL counts
+    four (src/graph/tuning.cc, `nNodes <= 2`), and so prefers a ring for large buffers: over four
+    nodes of AWS's p4d 1 GiB took 2.00 times as long as over two, and over three 1.84 times (NVIDIA/
+    nccl issue 527).
     """
     return np.where(np.asarray(n_nodes) == 2, 1.0, 2.0)
+
+
+def tree_share(nbytes: Size) -> Array:
+    """Return the share of its busiest link that a tree uses for messages of these bytes.
+
+    A tree passes its message on in parts, which fill and empty it; NCCL's tuner has found how much
+    of the bandwidth that leaves. Between its powers of two the share is read on straight lines over
+    the logarithm. With it, and no measured step, the law meets all-reduces of 32 MiB to 1 GiB over
+    two nodes of Alps within 8 %, and those of 256 MiB to 8 GiB over two nodes of AWS's p5 within
+    10 %.
+    """
+    doublings = np.log2(np.maximum(np.asarray(nbytes) / 64.0, 1.0))
+    return np.interp(doublings, np.arange(_TREE_SHARE.size), _TREE_SHARE)
 
 
 def chain_passes(n_units: Size) -> Array:
@@ -93,9 +113,9 @@ def collective_seconds(
     Gathers and scatters run on a ring, as NCCL and RCCL do: (G-1) alpha + (G-1)/G S/beta, or
     (G-1) tau where the time tau of a step was measured. An all-reduce runs twice around a ring, or
     up and down a tree, whichever is faster; on the tree it takes 2 log2(G) alpha and the time in
-    which the busiest link carries the buffer, or its measured steps if these take longer than that
-    link. A transfer to the neighbour takes one hop, alpha + S/beta, and so does an all-to-all but
-    for the part that stays, (G-1)/G S/beta.
+    which the busiest link carries the buffer at its share, or its measured steps if these take
+    longer than the whole link. A transfer to the neighbour takes one hop, alpha + S/beta, and so
+    does an all-to-all but for the part that stays, (G-1)/G S/beta.
 
     Parameters
     ----------
@@ -125,8 +145,15 @@ def collective_seconds(
         return once_around
     on_busiest_link = np.asarray(nbytes) * tree_s_per_byte
     stepped = np.maximum(2.0 * n_calls * stepped_tree_seconds, on_busiest_link)
-    up_and_down = _either(stepped, 2.0 * n_calls * tree_seconds + on_busiest_link)
+    at_its_share = on_busiest_link / tree_share(call_bytes(nbytes, n_calls))
+    up_and_down = _either(stepped, 2.0 * n_calls * tree_seconds + at_its_share)
     return np.minimum(2.0 * once_around, up_and_down) * (n_ranks > 1)
+
+
+def call_bytes(nbytes: Size, n_calls: Size) -> Array:
+    """Return the bytes of one call, 0 for candidates without any call."""
+    n_calls = np.asarray(n_calls, dtype=np.float64)
+    return np.asarray(nbytes) / np.where(n_calls > 0, n_calls, 1.0)
 
 
 def _either(measured: Size, computed: Array) -> Array:

@@ -222,16 +222,25 @@ class AxisLinks:
     occupied_s_per_byte
         Time for which the busiest boundary of each level is occupied for every byte that each
         ring of the axis carries, shape (levels, P).
+    all_reduce_passes
+        The least number of times that the buffer of an all-reduce leaves a unit of each level, on a
+        ring or on trees, shape (levels, P).
     """
 
     level: Ints
     kinds: dict[str, KindLinks]
     occupied_s_per_byte: Array
+    all_reduce_passes: Array
 
     def take(self, rows: Ints) -> AxisLinks:
         """Return the same for the groups of these rows."""
         kinds = {kind: links.take(rows) for kind, links in self.kinds.items()}
-        return AxisLinks(self.level[rows], kinds, self.occupied_s_per_byte.take(rows, axis=1))
+        return AxisLinks(
+            self.level[rows],
+            kinds,
+            self.occupied_s_per_byte.take(rows, axis=1),
+            self.all_reduce_passes.take(rows, axis=1),
+        )
 
 
 def axis_links(
@@ -271,8 +280,17 @@ def axis_links(
         curve, curves = _curves(machine, kind, stride, size)
         ring_seconds = _latency(machine, kind, ways.hops(kind))
         tree_seconds = _latency(machine, kind, ways.tree_hops)
-        ring_curves = _step_curves([link.ring_steps for link in machine.links], kind, ways)
-        tree_curves = _step_curves([link.tree_steps for link in machine.links], kind, ways)
+        ring_curves = _step_curves(
+            [(link.ring_steps, ways.size) for link in machine.links], kind, ways
+        )
+        tree_curves = _step_curves(
+            [
+                (link.tree_steps, link.unit_ranks * n_units)
+                for link, n_units in zip(machine.links, ways.n_units, strict=True)
+            ],
+            kind,
+            ways,
+        )
         n_steps = size.astype(np.float64) - 1.0
         kinds[kind] = KindLinks(
             bandwidth,
@@ -286,7 +304,12 @@ def axis_links(
             tree=SteppedLinks(ways.n_climbed, tree_seconds, ways.n_sharing, *tree_curves),
             delays=_hop_delays(machine, kind, ways),
         )
-    return AxisLinks(ways.level, kinds, _occupied_s_per_byte(machine, ways, kinds))
+    return AxisLinks(
+        ways.level,
+        kinds,
+        _occupied_s_per_byte(machine, ways, kinds),
+        np.minimum(np.stack(ways.tree_passes), moved_fraction("all_reduce", size)),
+    )
 
 
 class _Ways(NamedTuple):
@@ -437,18 +460,20 @@ def _group_of(point: LinkPoint, machine: Machine) -> tuple[int, int] | None:
 
 
 def _step_curves(
-    steps_of_level: Sequence[Steps | None], kind: str, ways: _Ways
+    steps_of_level: Sequence[tuple[Steps | None, Ints | Array]], kind: str, ways: _Ways
 ) -> tuple[Ints, tuple[Curve, ...]]:
     """Return the index of the curve of each group's steps (-1 without one), and the curves.
 
-    The outermost level that a group crosses sets the pace of its steps.
+    The outermost level that a group crosses sets the pace of its steps. Beside the steps of each
+    level stand the ranks by which their points are chosen: those of a ring, or for a tree, which
+    joins units, those that fill the units it joins.
     """
     index = np.full(ways.size.shape, -1)
     curves: list[Curve] = []
-    for number, steps in enumerate(steps_of_level):
+    for number, (steps, n_ranks) in enumerate(steps_of_level):
         if steps is None or kind not in RING_KINDS:
             continue
-        of_level, more = _level_curves(steps, kind, ways.n_sharing, ways.size)
+        of_level, more = _level_curves(steps, kind, ways.n_sharing, n_ranks)
         index = np.where((ways.level == number) & (of_level >= 0), len(curves) + of_level, index)
         curves += more
     return index, tuple(curves)

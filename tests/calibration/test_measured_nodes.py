@@ -218,7 +218,7 @@ AWS = [
     ("kind", "bar"), [("all_gather", 0.03), ("all_reduce", 0.1), ("all_to_all", 0.12)]
 )
 def test_collectives_over_nodes_of_aws(kind, bar):
-    """Two nodes are an all-reduce's exception, and small all-to-alls take longer on many nodes."""
+    """Small all-to-alls take longer on many nodes."""
     assert mean(errors(load_machine("aws-p5"), [p for p in AWS if p.kind == kind])) < bar
 
 
@@ -241,7 +241,7 @@ def test_steps_on_aws_are_what_calibrate_finds():
     assert sorted_steps(efa.ring_steps.points) == sorted_steps([*rings, *scatters])
     trees = fitted_tree_steps(AWS, rings, 8)
     of_one = [p for p in efa.tree_steps.points if p.n_rings == 1]
-    assert of_one == [p for p in trees if p.nbytes <= 256 * MIB]
+    assert of_one == [p for p in trees if p.above_ranks == 0 or p.nbytes <= 512 * MIB]
 
 
 def sorted_steps(points):

@@ -17,7 +17,7 @@ from axonn_tune.calibration.fit.steps import (
     fitted_ring_steps,
     fitted_tree_steps,
 )
-from axonn_tune.cost.collectives import moved_fraction, rings_worth
+from axonn_tune.cost.collectives import moved_fraction, rings_worth, tree_passes, tree_share
 from axonn_tune.errors import InputError
 from axonn_tune.spec.links import LinkLevel, RingShare, Steps
 from axonn_tune.spec.plan import KINDS
@@ -226,12 +226,21 @@ def _fitted_lines(
                 min(unit_ranks, n_rings),
                 fit.intercept_seconds / hops(kind, n_units),
                 fit.intercept_spread_fraction,
-                float(moved_fraction(kind, size) * rings_worth(kind, size, n_units))
-                / max(fit.seconds_per_unit, least_slope),
+                _passes(kind, size, n_units, outer_unit) / max(fit.seconds_per_unit, least_slope),
                 fit.slope_spread_fraction,
             )
         )
     return lines
+
+
+def _passes(kind: str, size: int, n_units: int, outer_unit: int | None) -> float:
+    """Return how many times a large buffer passes the boundary of a unit, as if by rings alone.
+
+    An all-reduce over two units, the outermost, runs on trees, at their share of the links.
+    """
+    if kind == "all_reduce" and n_units == 2 < size and outer_unit is None:
+        return float(tree_passes(n_units) / tree_share(np.inf))
+    return float(moved_fraction(kind, size) * rings_worth(kind, size, n_units))
 
 
 def _largest(points: Sequence[LinkPoint]) -> list[LinkPoint]:
