@@ -308,7 +308,9 @@ def axis_links(
         ways.level,
         kinds,
         _occupied_s_per_byte(machine, ways, kinds),
-        np.minimum(np.stack(ways.tree_passes), moved_fraction("all_reduce", size)),
+        np.minimum(
+            np.stack(ways.tree_passes), moved_fraction("all_reduce", size.astype(np.float64))
+        ),
     )
 
 

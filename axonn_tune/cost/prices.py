@@ -319,7 +319,7 @@ class CollectivePrices:
             passes = (
                 links.all_reduce_passes
                 if kind == "all_reduce"
-                else moved_fraction(kind, self._table.placements.size(axis))
+                else moved_fraction(kind, self._table.placements.size(axis).astype(np.float64))
             )
             occupied = links.occupied_s_per_byte * passes
             by_level = by_level + occupied.take(placement, axis=1) * of_rows
