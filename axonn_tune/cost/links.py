@@ -399,8 +399,9 @@ def _passes_of_trees(n_units: Sequence[Array], node_level: int) -> list[Array]:
     """Return, for each level, how many times the buffer of an all-reduce leaves a unit on trees.
 
     The trees join nodes, and what lies further out has as much of them. Inside a node the ranks
-    form chains. A group that stays in one node is taken to move the buffer twice, as NCCL counts
-    it, and so gains by a tree only where latency counts.
+    form chains, and pass on their part of what leaves it by other links. A group that stays in one
+    node is taken to move the buffer twice, as NCCL counts it, and so gains by a tree only where
+    latency counts.
 
     Parameters
     ----------
@@ -411,12 +412,12 @@ def _passes_of_trees(n_units: Sequence[Array], node_level: int) -> list[Array]:
     """
     n_nodes = n_units[node_level]
     between = tree_passes(n_nodes)
-    return [
-        between
-        if index >= node_level
-        else np.where(n_nodes > 1, chain_passes(np.ceil(units / n_nodes)), 2.0)
-        for index, units in enumerate(n_units[:-1])
-    ]
+    passes = []
+    for index, units in enumerate(n_units[:-1]):
+        n_inside = np.ceil(units / n_nodes)
+        inside = np.maximum(chain_passes(n_inside), between / n_inside)
+        passes.append(between if index >= node_level else np.where(n_nodes > 1, inside, 2.0))
+    return passes
 
 
 def _latency(machine: Machine, kind: str, hops: Sequence[Array]) -> Array:

@@ -421,9 +421,9 @@ def test_slow_links_of_gpus_bound_a_tree_by_the_chain_inside_the_node(stride, n_
         assert got == pytest.approx(2 * (n_inside - 1) / n_inside, rel=1e-12)
 
 
-def test_groups_with_one_rank_on_each_node_pass_no_link_inside_it():
-    machine = machine_of(bandwidths=(1.0, 80e9))
-    assert passes_of_trees(machine, 4, 2) == pytest.approx(4.0)
+def test_a_rank_alone_on_each_of_two_nodes_passes_its_own_link_as_it_leaves_the_node():
+    machine = machine_of(bandwidths=(80e9, 1e15))
+    assert passes_of_trees(machine, 4, 2) == pytest.approx(1.0)
 
 
 def test_three_ranks_on_two_nodes_have_a_chain_of_two():

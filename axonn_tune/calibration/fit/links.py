@@ -217,8 +217,13 @@ def _fitted_lines(
             continue
         # Where several ranks of a group share a unit, the hops inside it are short and left out.
         n_units = size if stride >= unit_ranks else stride * size // unit_ranks
-        fit = fit_affine([p.nbytes for p in members], [p.seconds for p in members])
-        least_slope = _LEAST_SHARE_OF_BYTES * max(p.seconds / p.nbytes for p in _largest(members))
+        passed = [_passed_bytes(p, n_units, outer_unit) for p in members]
+        seconds = [p.seconds for p in members]
+        fit = fit_affine(passed, seconds)
+        slopes = [t / nbytes for t, nbytes in zip(seconds, passed, strict=True)]
+        least_slope = _LEAST_SHARE_OF_BYTES * max(
+            slope for slope, nbytes in zip(slopes, passed, strict=True) if nbytes == max(passed)
+        )
         lines.append(
             _FittedLine(
                 kind,
@@ -226,27 +231,22 @@ def _fitted_lines(
                 min(unit_ranks, n_rings),
                 fit.intercept_seconds / hops(kind, n_units),
                 fit.intercept_spread_fraction,
-                _passes(kind, size, n_units, outer_unit) / max(fit.seconds_per_unit, least_slope),
+                1.0 / max(fit.seconds_per_unit, least_slope),
                 fit.slope_spread_fraction,
             )
         )
     return lines
 
 
-def _passes(kind: str, size: int, n_units: int, outer_unit: int | None) -> float:
-    """Return how many times a large buffer passes the boundary of a unit, as if by rings alone.
+def _passed_bytes(point: LinkPoint, n_units: int, outer_unit: int | None) -> float:
+    """Return the bytes that pass the boundary of a unit, as if by rings alone.
 
     An all-reduce over two units, the outermost, runs on trees, at their share of the links.
     """
-    if kind == "all_reduce" and n_units == 2 < size and outer_unit is None:
-        return float(tree_passes(n_units) / tree_share(np.inf))
-    return float(moved_fraction(kind, size) * rings_worth(kind, size, n_units))
-
-
-def _largest(points: Sequence[LinkPoint]) -> list[LinkPoint]:
-    """Return the points with the largest message."""
-    most = max(p.nbytes for p in points)
-    return [p for p in points if p.nbytes == most]
+    if point.kind == "all_reduce" and n_units == 2 < point.size and outer_unit is None:
+        return float(tree_passes(n_units) * point.nbytes / tree_share(point.nbytes))
+    passes = moved_fraction(point.kind, point.size) * rings_worth(point.kind, point.size, n_units)
+    return float(passes * point.nbytes)
 
 
 def _boundary_bandwidth(kind: str, lines: Sequence[_FittedLine]) -> Quantity:
