@@ -216,14 +216,14 @@ def _fitted_lines(
         if len({p.nbytes for p in members}) < 2:
             continue
         # Where several ranks of a group share a unit, the hops inside it are short and left out.
+        # Between two units, the outermost, their all-reduce runs on trees.
         n_units = size if stride >= unit_ranks else stride * size // unit_ranks
-        passed = [_passed_bytes(p, n_units, outer_unit) for p in members]
-        seconds = [p.seconds for p in members]
-        fit = fit_affine(passed, seconds)
-        slopes = [t / nbytes for t, nbytes in zip(seconds, passed, strict=True)]
-        least_slope = _LEAST_SHARE_OF_BYTES * max(
-            slope for slope, nbytes in zip(slopes, passed, strict=True) if nbytes == max(passed)
-        )
+        on_trees = kind == "all_reduce" and n_units == 2 < size and outer_unit is None
+        passes = tree_passes(n_units) if on_trees else moved_fraction(kind, size)
+        work = [float(p.nbytes / tree_share(p.nbytes)) if on_trees else p.nbytes for p in members]
+        fit = fit_affine(work, [p.seconds for p in members])
+        rates = [p.seconds / w for p, w in zip(members, work, strict=True) if w == max(work)]
+        least_slope = _LEAST_SHARE_OF_BYTES * max(rates)
         lines.append(
             _FittedLine(
                 kind,
@@ -231,22 +231,12 @@ def _fitted_lines(
                 min(unit_ranks, n_rings),
                 fit.intercept_seconds / hops(kind, n_units),
                 fit.intercept_spread_fraction,
-                1.0 / max(fit.seconds_per_unit, least_slope),
+                float(passes * rings_worth(kind, size, n_units))
+                / max(fit.seconds_per_unit, least_slope),
                 fit.slope_spread_fraction,
             )
         )
     return lines
-
-
-def _passed_bytes(point: LinkPoint, n_units: int, outer_unit: int | None) -> float:
-    """Return the bytes that pass the boundary of a unit, as if by rings alone.
-
-    An all-reduce over two units, the outermost, runs on trees, at their share of the links.
-    """
-    if point.kind == "all_reduce" and n_units == 2 < point.size and outer_unit is None:
-        return float(tree_passes(n_units) * point.nbytes / tree_share(point.nbytes))
-    passes = moved_fraction(point.kind, point.size) * rings_worth(point.kind, point.size, n_units)
-    return float(passes * point.nbytes)
 
 
 def _boundary_bandwidth(kind: str, lines: Sequence[_FittedLine]) -> Quantity:
