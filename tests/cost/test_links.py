@@ -453,3 +453,11 @@ def test_a_collective_takes_no_less_than_the_boundaries_that_it_passes(
     passes = links.all_reduce_passes if kind == "all_reduce" else moved_fraction(kind, size)
     least = float((links.occupied_s_per_byte * passes).max()) * nbytes
     assert least <= float(group_seconds(machine, kind, stride, size, nbytes)[0]) * (1 + 1e-9)
+
+
+def test_a_ring_is_no_bound_of_what_trees_send_over_two_nodes():
+    machine = machine_of(bandwidths=(1e15, 80e9))
+    links = links_of(machine, 1, 8)
+    least = (links.occupied_s_per_byte * links.all_reduce_passes).max()
+    assert least == pytest.approx(1 / 80e9)
+    assert links_of(machine, 1, 16).all_reduce_passes.max() == pytest.approx(2 * 15 / 16)
