@@ -10,6 +10,13 @@ import numpy as np
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.plan import Array, Size
 
+# The share of a link that NCCL's tuner expects of a tree, for messages of 64 B times the powers of
+# two (published: NVIDIA/nccl 5067397, src/graph/tuning.cc, `treeCorrectionFactor` of the protocol
+# Simple, which holds for less than 512 MiB, and 0.92 of all trees).
+_TREE_SHARE = 0.92 * np.array(
+    [0.9] * 7 + [0.8, 0.7, 0.6, 0.6] + [0.5] * 4 + [0.6, 0.7, 0.8] + [0.7, 0.7, 0.8, 0.9, 0.9, 1.0]
+)
+
 
 def moved_fraction(kind: str, n_ranks: Size) -> Array:
     """Return the fraction of the full buffer that each link of a ring carries.
@@ -49,6 +56,45 @@ def rings_worth(kind: str, n_ranks: Size, n_units: Size, sent_once: Experts | No
     return np.maximum(n_inside * (n_ranks - n_inside) / np.maximum(n_ranks - 1.0, 1.0), 1.0)
 
 
+def tree_passes(n_nodes: Size) -> Array:
+    """Return how many times the buffer of an all-reduce leaves a node each way, on two trees.
+
+    NCCL and RCCL give half of the buffer to each of two binary trees of nodes (NVIDIA/nccl 5067397,
+    src/graph/trees.cc, `ncclGetDtree`), and move it up and down at the same time
+    (src/device/all_reduce.h, `runTreeSplit`). Of two nodes, each is the root of one tree and the
+    leaf of the other: it sends one half down and the other up, so that the buffer leaves it once.
+    Of four nodes and more, some have a parent and two children in one tree and are leaves of the
+    other: they send four halves. Of three nodes the busiest sends three halves, but NCCL counts
+    four (src/graph/tuning.cc, `nNodes <= 2`), and so prefers a ring for large buffers: over four
+    nodes of AWS's p4d 1 GiB took 2.00 times as long as over two, and over three 1.84 times (NVIDIA/
+    nccl issue 527).
+    """
+    return np.where(np.asarray(n_nodes) == 2, 1.0, 2.0)
+
+
+def tree_share(nbytes: Size) -> Array:
+    """Return the share of its busiest link that a tree uses for messages of these bytes.
+
+    A tree passes its message on in parts, which fill and empty it; NCCL's tuner has found how much
+    of the bandwidth that leaves. Between its powers of two the share is read on straight lines over
+    the logarithm. Without measured steps the law so meets all-reduces of 32 MiB to 1 GiB over two
+    nodes of Alps within 10 %, and those of 256 MiB to 8 GiB over two nodes of AWS's p5, too.
+    """
+    doublings = np.log2(np.maximum(np.asarray(nbytes) / 64.0, 1.0))
+    return np.interp(doublings, np.arange(_TREE_SHARE.size), _TREE_SHARE)
+
+
+def chain_passes(n_units: Size) -> Array:
+    """Return how many times the buffer leaves a unit that a tree joins in a chain inside a node.
+
+    A chain of n units has n - 1 links, which carry the buffer once up and once down. NCCL's
+    channels start their chains at different GPUs, so that these links are taken to be spread evenly
+    over the units. As much leaves each GPU of a node whose switch forms the sums (NVLS), by the bus
+    bandwidth that is measured there.
+    """
+    return 2.0 * (1.0 - 1.0 / np.asarray(n_units, dtype=np.float64))
+
+
 def collective_seconds(
     kind: str,
     nbytes: Size,
@@ -57,6 +103,7 @@ def collective_seconds(
     bandwidth_bytes_per_s: Array,
     ring_seconds: Array,
     tree_seconds: Array,
+    tree_s_per_byte: Array,
     stepped_ring_seconds: Size = np.nan,
     stepped_tree_seconds: Size = np.nan,
 ) -> Array:
@@ -64,9 +111,10 @@ def collective_seconds(
 
     Gathers and scatters run on a ring, as NCCL and RCCL do: (G-1) alpha + (G-1)/G S/beta, or
     (G-1) tau where the time tau of a step was measured. An all-reduce runs twice around a ring, or
-    up and down a tree, whichever is faster; a way up the tree takes log2(G) alpha + S/beta, or its
-    measured steps if these take longer than S/beta. A transfer to the neighbour takes one hop,
-    alpha + S/beta, and so does an all-to-all but for the part that stays, (G-1)/G S/beta.
+    up and down a tree, whichever is faster; on the tree it takes 2 log2(G) alpha and the time in
+    which the busiest link carries the buffer at its share, or its measured steps if these take
+    longer than the whole link. A transfer to the neighbour takes one hop, alpha + S/beta, and so
+    does an all-to-all but for the part that stays, (G-1)/G S/beta.
 
     Parameters
     ----------
@@ -76,6 +124,8 @@ def collective_seconds(
         Size of the group, and bandwidth of one rank's ring.
     ring_seconds, tree_seconds : arrays, shape (C,)
         Latency once around the ring (of one hop for an all-to-all), and once up the tree.
+    tree_s_per_byte : array, shape (C,)
+        Time for which each byte of the buffer occupies the busiest link of a tree, up and down.
     stepped_ring_seconds, stepped_tree_seconds : arrays, shape (C,), optional
         Time of one call once around the ring, and once up the tree, by measured steps; NaN where
         there are none.
@@ -92,10 +142,17 @@ def collective_seconds(
     once_around = _either(n_calls * stepped_ring_seconds, n_calls * ring_seconds + sent)
     if kind != "all_reduce":
         return once_around
-    sent = np.asarray(nbytes) / bandwidth_bytes_per_s
-    stepped = np.maximum(n_calls * stepped_tree_seconds, sent)
-    once_up = _either(stepped, n_calls * tree_seconds + sent)
-    return 2.0 * np.minimum(once_around, once_up) * (n_ranks > 1)
+    on_busiest_link = np.asarray(nbytes) * tree_s_per_byte
+    stepped = np.maximum(2.0 * n_calls * stepped_tree_seconds, on_busiest_link)
+    at_its_share = on_busiest_link / tree_share(call_bytes(nbytes, n_calls))
+    up_and_down = _either(stepped, 2.0 * n_calls * tree_seconds + at_its_share)
+    return np.minimum(2.0 * once_around, up_and_down) * (n_ranks > 1)
+
+
+def call_bytes(nbytes: Size, n_calls: Size) -> Array:
+    """Return the bytes of one call, 0 for candidates without any call."""
+    n_calls = np.asarray(n_calls, dtype=np.float64)
+    return np.asarray(nbytes) / np.where(n_calls > 0, n_calls, 1.0)
 
 
 def _either(measured: Size, computed: Array) -> Array:

@@ -5,7 +5,8 @@ finds bandwidth and latency of an axis with a given stride and size, in this ord
 
 1. For each level, the number of rings of the axis that cross the boundary of a unit at the same
    time (`rings_through_boundary`). Its bandwidth is shared by them (`ring_share`), and the smallest
-   share of all levels is the bandwidth of a ring.
+   share of all levels is the bandwidth of a ring. A tree passes a boundary as often as
+   `tree_passes` and `chain_passes` say, and the level where this takes longest bounds it.
 2. For each level, the hops of a ring, or of a tree, that cross this level and none beyond. Their
    number follows from the units that a group visits (`units_visited`); each hop costs the level's
    latency.
@@ -26,7 +27,12 @@ from typing import NamedTuple
 import numpy as np
 
 from axonn_tune.cost.boundaries import rings_through_boundary, units_visited
-from axonn_tune.cost.collectives import moved_fraction, rings_worth
+from axonn_tune.cost.collectives import (
+    chain_passes,
+    moved_fraction,
+    rings_worth,
+    tree_passes,
+)
 from axonn_tune.cost.curve import Curve
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.candidates import Ints
@@ -156,6 +162,8 @@ class KindLinks:
         Latency of a chunk's way once around the ring (size - 1 hops); of one hop for an all-to-all.
     tree_seconds
         Latency of a way up, or down, a binary tree.
+    tree_s_per_byte
+        Time for which each byte of the buffer occupies the busiest link of a tree, up and down.
     curve
         Index of the measured curve that replaces the others, -1 where there is none.
     curves
@@ -171,6 +179,7 @@ class KindLinks:
     bounding_level: Ints
     ring_seconds: Array
     tree_seconds: Array
+    tree_s_per_byte: Array
     curve: Ints
     curves: tuple[Curve, ...]
     ring: SteppedLinks
@@ -184,6 +193,7 @@ class KindLinks:
             self.bounding_level[rows],
             self.ring_seconds[rows],
             self.tree_seconds[rows],
+            self.tree_s_per_byte[rows],
             self.curve[rows],
             self.curves,
             self.ring.take(rows),
@@ -212,16 +222,25 @@ class AxisLinks:
     occupied_s_per_byte
         Time for which the busiest boundary of each level is occupied for every byte that each
         ring of the axis carries, shape (levels, P).
+    all_reduce_passes
+        The least number of times that the buffer of an all-reduce leaves a unit of each level, on a
+        ring or on trees, shape (levels, P).
     """
 
     level: Ints
     kinds: dict[str, KindLinks]
     occupied_s_per_byte: Array
+    all_reduce_passes: Array
 
     def take(self, rows: Ints) -> AxisLinks:
         """Return the same for the groups of these rows."""
         kinds = {kind: links.take(rows) for kind, links in self.kinds.items()}
-        return AxisLinks(self.level[rows], kinds, self.occupied_s_per_byte.take(rows, axis=1))
+        return AxisLinks(
+            self.level[rows],
+            kinds,
+            self.occupied_s_per_byte.take(rows, axis=1),
+            self.all_reduce_passes.take(rows, axis=1),
+        )
 
 
 def axis_links(
@@ -253,27 +272,46 @@ def axis_links(
     kinds = {}
     for kind in KINDS:
         bandwidth, bounding_level = _bandwidth(machine, kind, ways, sent_once)
+        tree_s_per_byte = _tree_s_per_byte(machine, kind, ways)
         for ring in machine.ring_bandwidths:
             is_listed = in_node & (stride == ring.stride) & (size == ring.size)
             bandwidth[is_listed] = ring.bandwidth_bytes_per_s.value
+            tree_s_per_byte[is_listed] = 2.0 / ring.bandwidth_bytes_per_s.value
         curve, curves = _curves(machine, kind, stride, size)
         ring_seconds = _latency(machine, kind, ways.hops(kind))
         tree_seconds = _latency(machine, kind, ways.tree_hops)
-        ring_curves = _step_curves([link.ring_steps for link in machine.links], kind, ways)
-        tree_curves = _step_curves([link.tree_steps for link in machine.links], kind, ways)
+        ring_curves = _step_curves(
+            [(link.ring_steps, ways.size) for link in machine.links], kind, ways
+        )
+        tree_curves = _step_curves(
+            [
+                (link.tree_steps, link.unit_ranks * n_units)
+                for link, n_units in zip(machine.links, ways.n_units, strict=True)
+            ],
+            kind,
+            ways,
+        )
         n_steps = size.astype(np.float64) - 1.0
         kinds[kind] = KindLinks(
             bandwidth,
             bounding_level,
             ring_seconds,
             tree_seconds,
+            tree_s_per_byte,
             curve=curve,
             curves=curves,
             ring=SteppedLinks(n_steps, ring_seconds, ways.n_sharing, *ring_curves),
             tree=SteppedLinks(ways.n_climbed, tree_seconds, ways.n_sharing, *tree_curves),
             delays=_hop_delays(machine, kind, ways),
         )
-    return AxisLinks(ways.level, kinds, _occupied_s_per_byte(machine, ways, kinds))
+    return AxisLinks(
+        ways.level,
+        kinds,
+        _occupied_s_per_byte(machine, ways, kinds),
+        np.minimum(
+            np.stack(ways.tree_passes), moved_fraction("all_reduce", size.astype(np.float64))
+        ),
+    )
 
 
 class _Ways(NamedTuple):
@@ -287,6 +325,8 @@ class _Ways(NamedTuple):
         For each level, the number of its units that a group visits.
     ring_hops, tree_hops
         For each level, the hops that cross it and none beyond.
+    tree_passes
+        For each level, how many times the buffer of an all-reduce on trees leaves a unit of it.
     level
         Index of the outermost level that the groups cross, -1 for a group of one rank.
     n_sharing
@@ -300,6 +340,7 @@ class _Ways(NamedTuple):
     n_units: list[Array]
     ring_hops: list[Array]
     tree_hops: list[Array]
+    tree_passes: list[Array]
     level: Ints
     n_sharing: Ints
     n_climbed: Array
@@ -341,7 +382,42 @@ def _ways(machine: Machine, stride: Ints, size: Ints, n_ranks: Ints | None) -> _
         level = np.where(rings > 0, index, level)
         n_sharing = np.where(rings > 0, rings, n_sharing)
         n_climbed = np.where(rings > 0, tree_hops[-1], n_climbed)
-    return _Ways(size, crossing, n_units[:-1], ring_hops, tree_hops, level, n_sharing, n_climbed)
+    return _Ways(
+        size,
+        crossing,
+        n_units[:-1],
+        ring_hops,
+        tree_hops,
+        _passes_of_trees(n_units, machine.node_level),
+        level,
+        n_sharing,
+        n_climbed,
+    )
+
+
+def _passes_of_trees(n_units: Sequence[Array], node_level: int) -> list[Array]:
+    """Return, for each level, how many times the buffer of an all-reduce leaves a unit on trees.
+
+    The trees join nodes, and what lies further out has as much of them. Inside a node the ranks
+    form chains, and pass on their part of what leaves it by other links. A group that stays in one
+    node is taken to move the buffer twice, as NCCL counts it, and so gains by a tree only where
+    latency counts.
+
+    Parameters
+    ----------
+    n_units : sequence of arrays, shape (levels + 1,) of (P,)
+        Units of each level that a group visits, and 1 for all that the outermost level joins.
+    node_level : int
+        Index of the level whose units are nodes, or the number of levels.
+    """
+    n_nodes = n_units[node_level]
+    between = tree_passes(n_nodes)
+    passes = []
+    for index, units in enumerate(n_units[:-1]):
+        n_inside = np.ceil(units / n_nodes)
+        inside = np.maximum(chain_passes(n_inside), between / n_inside)
+        passes.append(between if index >= node_level else np.where(n_nodes > 1, inside, 2.0))
+    return passes
 
 
 def _latency(machine: Machine, kind: str, hops: Sequence[Array]) -> Array:
@@ -387,18 +463,20 @@ def _group_of(point: LinkPoint, machine: Machine) -> tuple[int, int] | None:
 
 
 def _step_curves(
-    steps_of_level: Sequence[Steps | None], kind: str, ways: _Ways
+    steps_of_level: Sequence[tuple[Steps | None, Ints | Array]], kind: str, ways: _Ways
 ) -> tuple[Ints, tuple[Curve, ...]]:
     """Return the index of the curve of each group's steps (-1 without one), and the curves.
 
-    The outermost level that a group crosses sets the pace of its steps.
+    The outermost level that a group crosses sets the pace of its steps. Beside the steps of each
+    level stand the ranks by which their points are chosen: those of a ring, or for a tree, which
+    joins units, those that fill the units it joins.
     """
     index = np.full(ways.size.shape, -1)
     curves: list[Curve] = []
-    for number, steps in enumerate(steps_of_level):
+    for number, (steps, n_ranks) in enumerate(steps_of_level):
         if steps is None or kind not in RING_KINDS:
             continue
-        of_level, more = _level_curves(steps, kind, ways.n_sharing, ways.size)
+        of_level, more = _level_curves(steps, kind, ways.n_sharing, n_ranks)
         index = np.where((ways.level == number) & (of_level >= 0), len(curves) + of_level, index)
         curves += more
     return index, tuple(curves)
@@ -481,6 +559,15 @@ def _bandwidth(
         bandwidth = np.where(is_slower, share, bandwidth)
         bounding_level = np.where(is_slower, index, bounding_level)
     return bandwidth, bounding_level
+
+
+def _tree_s_per_byte(machine: Machine, kind: str, ways: _Ways) -> Array:
+    """Return how long a byte of the buffer occupies the busiest link of a tree, shape (P,)."""
+    seconds = np.zeros(ways.size.shape)
+    for link, rings, passes in zip(machine.links, ways.crossing, ways.tree_passes, strict=True):
+        occupied = passes / ring_share(link, kind, rings)
+        seconds = np.where(rings > 0, np.maximum(seconds, occupied), seconds)
+    return seconds
 
 
 def ring_share(link: LinkLevel, kind: str, rings: Ints) -> Array:

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from axonn_tune.cost.attention import AttentionPrices
-from axonn_tune.cost.collectives import collective_seconds, moved_fraction
+from axonn_tune.cost.collectives import call_bytes, collective_seconds, moved_fraction
 from axonn_tune.cost.formats import priced_formats
 from axonn_tune.cost.grouped import GroupedProducts
 from axonn_tune.cost.host import copy_seconds, update_seconds
@@ -313,15 +313,17 @@ class CollectivePrices:
             for key, nbytes in in_phase.items():
                 sent[key] = sent.get(key, 0.0) + repeats * nbytes
         rows, placement = self._rows[chunk], self._table.placement[chunk]
-        by_axis: dict[str, Size] = {}
+        by_level = np.zeros((1, placement.size))
         for (axis, kind), nbytes in sent.items():
             of_rows = np.asarray(nbytes)[rows] if np.ndim(nbytes) else nbytes
-            moved = moved_fraction(kind, self._table.placements.size(axis).astype(np.float64))
-            by_axis[axis] = by_axis.get(axis, 0.0) + moved[placement] * of_rows
-        by_level = np.zeros((1, placement.size))
-        for axis, moved_bytes in by_axis.items():
-            occupied = self._links[axis].occupied_s_per_byte
-            by_level = by_level + occupied.take(placement, axis=1) * moved_bytes
+            links = self._links[axis]
+            passes = (
+                links.all_reduce_passes
+                if kind == "all_reduce"
+                else moved_fraction(kind, self._table.placements.size(axis).astype(np.float64))
+            )
+            occupied = links.occupied_s_per_byte * passes
+            by_level = by_level + occupied.take(placement, axis=1) * of_rows
         return np.asarray(by_level.max(axis=0))
 
     def _kind_links(self, axis: str, kind: str) -> KindLinks:
@@ -334,8 +336,8 @@ class CollectivePrices:
 
 def _seconds(operation: Collective, n_ranks: Array, links: KindLinks) -> Array:
     """Return the time of a collective over groups that have these sizes and links, shape (C,)."""
-    call_bytes = np.broadcast_to(_call_bytes(operation), n_ranks.shape)
-    chunk_bytes = call_bytes / n_ranks
+    each_bytes = np.broadcast_to(call_bytes(operation.nbytes, operation.n_calls), n_ranks.shape)
+    chunk_bytes = each_bytes / n_ranks
     seconds = collective_seconds(
         operation.kind,
         operation.nbytes,
@@ -344,19 +346,14 @@ def _seconds(operation: Collective, n_ranks: Array, links: KindLinks) -> Array:
         links.bandwidth_bytes_per_s,
         links.around_seconds(chunk_bytes),
         links.tree_seconds,
+        links.tree_s_per_byte,
         links.ring.seconds(chunk_bytes),
-        links.tree.seconds(call_bytes),
+        links.tree.seconds(each_bytes),
     )
     for curve, rows in links.measured:
         n_calls = np.broadcast_to(operation.n_calls, seconds.shape)[rows]
-        seconds[rows] = n_calls * curve.at(call_bytes[rows])
+        seconds[rows] = n_calls * curve.at(each_bytes[rows])
     return seconds
-
-
-def _call_bytes(operation: Collective) -> Array:
-    """Return the bytes of one call, 0 for candidates without any call."""
-    n_calls = np.asarray(operation.n_calls, dtype=np.float64)
-    return np.asarray(operation.nbytes) / np.where(n_calls > 0, n_calls, 1.0)
 
 
 def group_seconds(machine: Machine, kind: str, stride: int, size: int, nbytes: Size) -> Array:

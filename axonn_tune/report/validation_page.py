@@ -117,7 +117,7 @@ _FITTED = fill(
     "`gpu.training_clock_fraction` of MI250X with the software of 2024, to the three runs of "
     "Megatron-DeepSpeed (tables above). They serve for all other rows of those GPUs, AxoNN's among "
     "them. Steps of rings and trees (`ring_steps`, `tree_steps`) are points of measured "
-    "collectives: 17 on Frontier, 14 on Perlmutter and 23 on AWS, with two numbers for its "
+    "collectives: 17 on Frontier, 14 on Perlmutter and 31 on AWS, with two numbers for its "
     "all-to-alls. Those of `frontier-2024` are assumed from them and from the bandwidth that "
     "AxoNN's authors measured; two of its points, for eight rings at once, come from the "
     "breakdown of the run of nanoGPT there, so that this row is not independent. Steps of hops "

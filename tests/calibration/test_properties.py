@@ -122,6 +122,18 @@ def test_sharing_is_measured_not_assumed():
         assert got == pytest.approx(expected, rel=1e-3)
 
 
+def test_all_reduces_over_two_whole_nodes_do_not_make_links_faster_than_they_are():
+    """Trees pass the boundary once, where a ring would pass it nearly twice."""
+    machine = machine_of(units=(1, 4), bandwidths=(1e15, 80e9), latencies=(1e-6, 1e-5))
+    seconds = group_seconds(machine, "all_reduce", 1, 8, SIZES)
+    points = [
+        LinkPoint("all_reduce", 1, 8, 1, True, nbytes, float(t))
+        for nbytes, t in zip(SIZES, seconds, strict=True)
+    ]
+    (level,) = fitted_levels([LevelShape("inter-node", 4)], points)
+    assert level.bandwidth_bytes_per_s.value == pytest.approx(80e9, rel=0.05)
+
+
 def test_a_level_that_nothing_crosses_is_named():
     points = [LinkPoint("all_reduce", 1, 2, 1, True, nbytes, 1e-3) for nbytes in SIZES]
     with pytest.raises(InputError, match="'inter-node' was not measured"):

@@ -69,6 +69,18 @@ def test_all_reduces_that_beat_the_ring_ran_on_a_tree():
     assert [(p.nbytes, p.seconds) for p in trees] == [(64 * MIB, pytest.approx(400e-6))]
 
 
+def test_trees_of_two_nodes_have_steps_apart_from_those_of_more():
+    levels = {16: 1, 32: 2, 512: 6}
+    on_tree = [
+        LinkPoint("all_reduce", 1, size, 1, True, 512 * MIB, 2 * n * (3e-3 if n == 1 else 1e-3))
+        for size, n in levels.items()
+    ]
+    rings = fitted_ring_steps(gathers())
+    trees = fitted_tree_steps([*gathers(), *on_tree], rings, unit_ranks=8)
+    found = [(p.above_ranks, p.seconds) for p in trees]
+    assert found == [(0, pytest.approx(3e-3)), (16, pytest.approx(1e-3))]
+
+
 def test_no_all_reduce_counts_both_as_a_ring_and_as_a_tree():
     """Two all-reduces of one chunk, one a little faster than twice the gather, one slower."""
     on_ring = [timed("all_reduce", 16, 512 * MIB, 0.92), timed("all_reduce", 32, 1024 * MIB, 1.25)]

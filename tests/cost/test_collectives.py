@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from axonn_tune.cost.collectives import collective_seconds, moved_fraction
+from axonn_tune.cost.collectives import (
+    chain_passes,
+    collective_seconds,
+    moved_fraction,
+    tree_passes,
+    tree_share,
+)
 from axonn_tune.spec.plan import KINDS
 
 ALPHA, BETA = 7e-6, 3e9
@@ -67,7 +73,7 @@ def levels_of_a_binary_tree(n_ranks):
 def priced(kind, nbytes, n_ranks, n_calls=1.0, alpha=ALPHA, tree_alpha=None):
     ring = alpha * (n_ranks - 1)
     tree = (alpha if tree_alpha is None else tree_alpha) * np.log2(n_ranks)
-    arrays = (np.array([float(v)]) for v in (n_ranks, BETA, ring, tree))
+    arrays = (np.array([float(v)]) for v in (n_ranks, BETA, ring, tree, 2.0 / BETA))
     return float(collective_seconds(kind, nbytes, n_calls, *arrays)[0])
 
 
@@ -93,8 +99,9 @@ def test_bandwidth_terms_are_the_ring_without_latency():
 
 
 def test_small_all_reduce_is_a_tree():
-    """Up and down a binary tree of 64 ranks: six hops each way, the buffer twice."""
-    assert priced("all_reduce", 8.0, 64) == pytest.approx(2 * (6 * ALPHA + 8.0 / BETA), rel=1e-12)
+    """Up and down a binary tree of 64 ranks: six hops each way, the buffer twice at its share."""
+    expected = 2 * (6 * ALPHA + 8.0 / (0.9 * 0.92 * BETA))
+    assert priced("all_reduce", 8.0, 64) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("n_ranks", [2, 4, 32, 1024])
@@ -106,7 +113,7 @@ def test_tree_latency_is_the_height_of_the_tree(n_ranks):
 def test_the_faster_algorithm_is_taken():
     for nbytes in np.logspace(1, 10, 40):
         ring = play_ring(32, nbytes, 62)
-        tree = 2 * (5 * ALPHA + nbytes / BETA)
+        tree = 2 * (5 * ALPHA + nbytes / (tree_share(nbytes) * BETA))
         assert priced("all_reduce", nbytes, 32) == pytest.approx(min(ring, tree), rel=1e-12)
 
 
@@ -146,7 +153,7 @@ def test_columns_are_priced_one_by_one(kind, columns):
     )
     ring, tree = ALPHA * (n_ranks - 1), ALPHA * np.log2(n_ranks)
     betas = np.full(n_ranks.shape, BETA)
-    together = collective_seconds(kind, nbytes, n_calls, n_ranks, betas, ring, tree)
+    together = collective_seconds(kind, nbytes, n_calls, n_ranks, betas, ring, tree, 2.0 / betas)
     alone = [priced(kind, size, n, n_calls=calls) for n, size, calls in columns]
     assert together == pytest.approx(alone, rel=1e-12)
 
@@ -158,3 +165,65 @@ def test_an_all_reduce_moves_at_most_a_gather_and_a_scatter(n_ranks, nbytes):
     # However it is done, each rank sends and receives what it lacks of the sum.
     least = 2 * (n_ranks - 1) / n_ranks * nbytes / BETA
     assert priced("all_reduce", nbytes, n_ranks) >= least * (1 - 1e-12)
+
+
+def parents(n_nodes):
+    """The parent of each node but the root, in a tree whose leaves and inner nodes alternate.
+
+    A node stands as high as its number has zeros at the end. The root is node 0, above the tree of
+    all others; a parent that would be out of bounds gives way to its own.
+    """
+    of_node = {}
+    for node in range(1, n_nodes):
+        lowest = node & -node
+        without = node - lowest
+        above = without | 2 * lowest
+        of_node[node] = above if above < n_nodes else without
+    return of_node
+
+
+def halves_sent(n_nodes):
+    """How many halves of the buffer each node sends: to its parents, and to its children.
+
+    The second tree is the mirrored first one, or for odd numbers the first one shifted.
+    """
+    sent = [0] * n_nodes
+    for number in range(2):
+        places = [(node + number) % n_nodes for node in range(n_nodes)]
+        if n_nodes % 2 == 0 and number == 1:
+            places = list(reversed(range(n_nodes)))
+        for node, parent in parents(n_nodes).items():
+            sent[places[node]] += 1
+            sent[places[parent]] += 1
+    return sent
+
+
+@pytest.mark.parametrize("n_nodes", [2, *range(4, 40)])
+def test_the_busiest_node_of_two_trees_sends_its_halves(n_nodes):
+    assert tree_passes(n_nodes) == max(halves_sent(n_nodes)) / 2
+
+
+def test_three_nodes_count_as_nccl_counts_them():
+    """The busiest sends three halves, and NCCL's tuner counts as many as of more nodes."""
+    assert sorted(halves_sent(3)) == [2, 3, 3]
+    assert tree_passes(3) == 2.0
+
+
+@pytest.mark.parametrize("n_units", [1, 2, 4, 8])
+def test_the_links_of_a_chain_are_spread_over_its_units(n_units):
+    """Each link but that to the outside carries the buffer once up and once down."""
+    sent = sum(2 for _ in range(n_units - 1))
+    assert chain_passes(n_units) == pytest.approx(sent / n_units)
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "factor"), [(1, 0.5), (8, 0.8), (16, 0.7), (64, 0.8), (256, 0.9), (1024, 1.0)]
+)
+def test_the_share_of_a_tree_is_that_of_nccls_tuner(mebibytes, factor):
+    assert tree_share(mebibytes * 2.0**20) == pytest.approx(0.92 * factor)
+
+
+@given(st.floats(0, 1e12), st.floats(1.0, 10.0))
+def test_more_bytes_take_a_tree_longer(nbytes, factor):
+    more = factor * nbytes
+    assert nbytes / tree_share(nbytes) <= more / tree_share(more) * (1 + 1e-12)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from worlds import machine_of, machines, quantity
 
 from axonn_tune.cost.boundaries import rings_through_boundary
+from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.cost.links import axis_links
 from axonn_tune.cost.placements import placement_links
 from axonn_tune.cost.prices import group_seconds, lanes
@@ -18,6 +19,7 @@ from axonn_tune.io.presets import load_machine
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.layout import AXES, ORDERS, Layout, grid_layout
+from axonn_tune.spec.plan import RING_KINDS
 from axonn_tune.strategies.megatron3d import Megatron3D
 
 GIB = 2.0**30
@@ -392,3 +394,70 @@ def test_a_job_that_fits_in_a_rack_is_as_fast_as_on_one_that_it_fills():
     links = [placement_links(replace(m, link_points=()), placements)["z"] for m in (whole, filled)]
     bandwidths = [each.kinds["all_gather"].bandwidth_bytes_per_s for each in links]
     assert bandwidths[0] == bandwidths[1]
+
+
+# All-reduces on trees -----------------------------------------------------------------------
+
+
+def passes_of_trees(machine, stride, size):
+    """How often the buffer passes the boundary that bounds a tree, in shares of 80 GB/s."""
+    return float(all_reduces_of(machine, stride, size).tree_s_per_byte[0]) * 80e9
+
+
+@pytest.mark.parametrize(("n_nodes", "passes"), [(2, 1.0), (3, 2.0), (4, 2.0), (64, 2.0)])
+@pytest.mark.parametrize("stride", [1, 2, 4])
+def test_a_tree_leaves_each_of_two_nodes_once_and_each_of_more_twice(stride, n_nodes, passes):
+    """Nodes of four, whose boundary the trees of all groups of the axis share."""
+    machine = machine_of(bandwidths=(1e15, 80e9))
+    got = passes_of_trees(machine, stride, 4 // stride * n_nodes)
+    assert got == pytest.approx(passes * stride, rel=1e-12)
+
+
+@pytest.mark.parametrize(("stride", "n_inside"), [(1, 4), (2, 2)])
+def test_slow_links_of_gpus_bound_a_tree_by_the_chain_inside_the_node(stride, n_inside):
+    machine = machine_of(bandwidths=(80e9, 1e15))
+    for n_nodes in (2, 8):
+        got = passes_of_trees(machine, stride, n_inside * n_nodes)
+        assert got == pytest.approx(2 * (n_inside - 1) / n_inside, rel=1e-12)
+
+
+def test_a_rank_alone_on_each_of_two_nodes_passes_its_own_link_as_it_leaves_the_node():
+    machine = machine_of(bandwidths=(80e9, 1e15))
+    assert passes_of_trees(machine, 4, 2) == pytest.approx(1.0)
+
+
+def test_three_ranks_on_two_nodes_have_a_chain_of_two():
+    machine = machine_of(bandwidths=(80e9, 1e15))
+    assert passes_of_trees(machine, 1, 3) == pytest.approx(1.0)
+
+
+def test_pods_send_as_much_as_the_nodes_that_trees_join():
+    """Two pods of two nodes are four nodes; a rank of a node in each of two pods makes two."""
+    machine = machine_of(units=(1, 4, 8), bandwidths=(1e15, 1e15, 80e9), latencies=(0.0,) * 3)
+    assert passes_of_trees(machine, 1, 16) == pytest.approx(2.0)
+    assert passes_of_trees(machine, 8, 2) == pytest.approx(8 * 1.0)
+
+
+def test_a_tree_inside_a_node_sends_the_buffer_twice_over_the_listed_ring():
+    machine = machine_of(bandwidths=(1e15, 1e15), rings=[(1, 2, 40e9)])
+    assert passes_of_trees(machine, 1, 2) == pytest.approx(2 * 80 / 40)
+    assert passes_of_trees(machine, 1, 4) == pytest.approx(2 * 80e9 / 1e15)
+
+
+@given(machines(), STRIDES, SIZES, st.floats(1.0, 1e12), st.sampled_from(RING_KINDS))
+def test_a_collective_takes_no_less_than_the_boundaries_that_it_passes(
+    machine, stride, size, nbytes, kind
+):
+    """`least_seconds` adds these up, and must not hold up what runs alone."""
+    links = links_of(machine, stride, size)
+    passes = links.all_reduce_passes if kind == "all_reduce" else moved_fraction(kind, size)
+    least = float((links.occupied_s_per_byte * passes).max()) * nbytes
+    assert least <= float(group_seconds(machine, kind, stride, size, nbytes)[0]) * (1 + 1e-9)
+
+
+def test_a_ring_is_no_bound_of_what_trees_send_over_two_nodes():
+    machine = machine_of(bandwidths=(1e15, 80e9))
+    links = links_of(machine, 1, 8)
+    least = (links.occupied_s_per_byte * links.all_reduce_passes).max()
+    assert least == pytest.approx(1 / 80e9)
+    assert links_of(machine, 1, 16).all_reduce_passes.max() == pytest.approx(2 * 15 / 16)

@@ -78,6 +78,24 @@ def test_an_all_reduce_goes_twice_around_the_ring_or_up_and_down_the_tree():
         assert got == pytest.approx(min(ring, tree))
 
 
+def test_steps_of_a_tree_hold_by_the_nodes_that_it_joins():
+    """Steps of more than two nodes hold for four, with all their ranks or one of each."""
+    tree = [replace(point, above_ranks=8) for point in TREE]
+    held, other = machine_with(ring=(), tree=tree), machine_with(ring=(), tree=TREE)
+    for stride, size in ((1, 16), (4, 4)):
+        args = ("all_reduce", stride, size, 2.0**20)
+        assert seconds(held, *args) == seconds(other, *args) != seconds(PLAIN, *args)
+    for stride, size in ((1, 8), (4, 2)):
+        args = ("all_reduce", stride, size, 2.0**20)
+        assert seconds(held, *args) == seconds(PLAIN, *args) != seconds(other, *args)
+
+
+def test_measured_steps_between_two_nodes_take_no_less_than_the_whole_link_once():
+    fast = [replace(point, seconds=1e-9) for point in TREE]
+    got = seconds(machine_with(ring=(), tree=fast), "all_reduce", 1, 8, 2.0**26)
+    assert got == pytest.approx(2.0**26 / 80e9)
+
+
 def test_a_kind_with_points_of_its_own_takes_these():
     own = StepPoint("all_reduce", 0, 64 * KIB, 15e-6)
     slow_tree = (StepPoint("all_reduce", 0, 1.0, 1e-3),)

@@ -17,7 +17,7 @@ from axonn_tune.calibration.fit.steps import (
     fitted_ring_steps,
     fitted_tree_steps,
 )
-from axonn_tune.cost.collectives import moved_fraction, rings_worth
+from axonn_tune.cost.collectives import moved_fraction, rings_worth, tree_passes, tree_share
 from axonn_tune.errors import InputError
 from axonn_tune.spec.links import LinkLevel, RingShare, Steps
 from axonn_tune.spec.plan import KINDS
@@ -216,9 +216,14 @@ def _fitted_lines(
         if len({p.nbytes for p in members}) < 2:
             continue
         # Where several ranks of a group share a unit, the hops inside it are short and left out.
+        # Between two units, the outermost, their all-reduce runs on trees.
         n_units = size if stride >= unit_ranks else stride * size // unit_ranks
-        fit = fit_affine([p.nbytes for p in members], [p.seconds for p in members])
-        least_slope = _LEAST_SHARE_OF_BYTES * max(p.seconds / p.nbytes for p in _largest(members))
+        on_trees = kind == "all_reduce" and n_units == 2 < size and outer_unit is None
+        passes = tree_passes(n_units) if on_trees else moved_fraction(kind, size)
+        work = [float(p.nbytes / tree_share(p.nbytes)) if on_trees else p.nbytes for p in members]
+        fit = fit_affine(work, [p.seconds for p in members])
+        rates = [p.seconds / w for p, w in zip(members, work, strict=True) if w == max(work)]
+        least_slope = _LEAST_SHARE_OF_BYTES * max(rates)
         lines.append(
             _FittedLine(
                 kind,
@@ -226,18 +231,12 @@ def _fitted_lines(
                 min(unit_ranks, n_rings),
                 fit.intercept_seconds / hops(kind, n_units),
                 fit.intercept_spread_fraction,
-                float(moved_fraction(kind, size) * rings_worth(kind, size, n_units))
+                float(passes * rings_worth(kind, size, n_units))
                 / max(fit.seconds_per_unit, least_slope),
                 fit.slope_spread_fraction,
             )
         )
     return lines
-
-
-def _largest(points: Sequence[LinkPoint]) -> list[LinkPoint]:
-    """Return the points with the largest message."""
-    most = max(p.nbytes for p in points)
-    return [p for p in points if p.nbytes == most]
 
 
 def _boundary_bandwidth(kind: str, lines: Sequence[_FittedLine]) -> Quantity:

@@ -53,6 +53,9 @@ def fitted_tree_steps(
 ) -> tuple[StepPoint, ...]:
     """Return the steps of the all-reduces that were faster than any ring.
 
+    Steps between two units are apart from those of more, since there a tree sends each byte once,
+    and not twice (`tree_passes`).
+
     Parameters
     ----------
     points : sequence of LinkPoint
@@ -61,12 +64,17 @@ def fitted_tree_steps(
         Number of ranks in a unit of the level; a tree joins units.
     """
     gathers = [point for point in ring_steps if point.kind != "all_reduce"]
-    steps: dict[int, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    regimes: dict[int, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for p in points:
         if p.kind == "all_reduce" and p.stride == 1 and _is_on_tree(p, gathers):
             n_levels = math.log2(p.size / unit_ranks)
-            steps[p.size][float(p.nbytes)].append(p.seconds / (2.0 * n_levels))
-    return _points("all_reduce", 0, steps.values())
+            above_ranks = 2 * unit_ranks if p.size > 2 * unit_ranks else 0
+            regimes[above_ranks][float(p.nbytes)].append(p.seconds / (2.0 * n_levels))
+    return tuple(
+        point
+        for above in sorted(regimes)
+        for point in _points("all_reduce", above, [regimes[above]])
+    )
 
 
 def fitted_hop_steps(points: Sequence[LinkPoint]) -> tuple[StepPoint, ...]:
