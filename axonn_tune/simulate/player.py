@@ -87,7 +87,7 @@ def play(
     return Played(end, state.idle + (end - state.compute))
 
 
-_Key: TypeAlias = str | int
+_Key: TypeAlias = str | int | tuple[int, str]
 
 
 @dataclass
@@ -244,8 +244,8 @@ class _Playable(NamedTuple):
         The keys are lanes and names of collectives; the compute stream has the key 0. Whatever
         comes next is issued after the computation so far, so that a lane or a collective that
         ended before it counts as ending with it. How far a lane that may drift ends after one of
-        its collectives settles later than the lane: kernels delay a collective less if it ends
-        while they run.
+        its collectives, with both as the key, settles later than the lane: kernels delay a
+        collective less if it ends while they run.
         """
         names = (*self.phase.carried, *self._slowing_before())
         carried = {name: state.ended[name] for name in names if name in state.ended}
@@ -254,9 +254,9 @@ class _Playable(NamedTuple):
         seen = {0: compute, **{key: np.maximum(end, compute) for key, end in ends}}
         if self.interference.slows_collectives:
             for each in self.phase.drifting:
-                if each.name in state.ended and each.name not in carried:
+                if each.name in state.ended:
                     ahead = seen[each.lane] - np.maximum(state.ended[each.name], compute)
-                    seen[each.name] = compute + ahead
+                    seen[each.lane, each.name] = compute + ahead
         return seen
 
     def _slowing_before(self) -> list[str]:

@@ -314,6 +314,21 @@ def test_a_message_on_a_lane_that_only_some_candidates_share_changes_no_period()
     check_against_twin(phases, durations, lanes, SOME)
 
 
+def test_a_drifting_gather_that_slows_kernels_settles_only_once_it_ends_after_them():
+    """A message follows it on its lane, and a later phase waits for it."""
+    gather, message = (
+        Collective(*each, waits_for=(COMPUTE,))
+        for each in (("gather", "all_gather", 0.0, "x"), ("message", "send_recv", 0.0, "x"))
+    )
+    phases = [
+        Phase("0", (gather, message, MemoryBound("kernel", 0.0)), 20),
+        Phase("1", (MemoryBound("after", 0.0, waits_for=("gather",)),)),
+    ]
+    seconds = {"gather": 0.0, "message": 5.0, "kernel": 6.0, "after": 0.0}
+    durations = {name: np.full(1, each) for name, each in seconds.items()}
+    check_against_twin(phases, durations, [{**AXIS_LANES, "x": 1}], BACK)
+
+
 def phases_of(phases, row):
     """The phases of one candidate."""
     repeats = [np.atleast_1d(phase.repeats) for phase in phases]
