@@ -392,3 +392,16 @@ def test_a_job_that_fits_in_a_rack_is_as_fast_as_on_one_that_it_fills():
     links = [placement_links(replace(m, link_points=()), placements)["z"] for m in (whole, filled)]
     bandwidths = [each.kinds["all_gather"].bandwidth_bytes_per_s for each in links]
     assert bandwidths[0] == bandwidths[1]
+
+
+def test_links_that_are_taken_for_some_groups_are_those_of_these_groups():
+    machine = load_machine("frontier")
+    stride, size = np.array([1, 1, 8, 64]), np.array([2, 8, 4, 16])
+    rows = np.array([3, 1, 1])
+    taken = axis_links(machine, stride, size).take(rows)
+    alone = axis_links(machine, stride[rows], size[rows])
+    assert list(taken.kinds) == list(alone.kinds)
+    for kind, links in taken.kinds.items():
+        assert links is taken.kinds[kind]
+        for name in ("bandwidth_bytes_per_s", "bounding_level", "ring_seconds", "tree_seconds"):
+            np.testing.assert_array_equal(getattr(links, name), getattr(alone.kinds[kind], name))
