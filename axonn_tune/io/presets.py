@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -172,7 +172,7 @@ def _path_of(name_or_path: FileName, kind: _PresetKind) -> str | Path:
 
 def preset_machines() -> list[Machine]:
     """Return the hardware profiles that ship with the package."""
-    return [load_machine(path) for path in _preset_files(_preset_folder(_MACHINE))]
+    return [load_machine(path) for path in _yaml_files(_preset_folder(_MACHINE))]
 
 
 def as_found(load: Callable[[str], Named], names: Iterable[str]) -> list[Named]:
@@ -277,7 +277,7 @@ def _files_by_name(
                 add(path)
         for path in _yaml_files(folder / kind.folder):
             add(path)
-    for path in _preset_files(_preset_folder(kind)):
+    for path in _yaml_files(_preset_folder(kind)):
         add(path)
     return files
 
@@ -297,12 +297,6 @@ def _preset_folder(kind: _PresetKind) -> Path:
     """Return the folder of the presets, in an installed package or in the repository's root."""
     installed = _PACKAGE / kind.folder
     return installed if installed.is_dir() else _PACKAGE.parent / kind.folder
-
-
-@cache
-def _preset_files(folder: Path) -> tuple[Path, ...]:
-    """Return the files of the package's own presets, which stay the same while it runs."""
-    return tuple(_yaml_files(folder))
 
 
 def _yaml_files(folder: Path) -> Iterator[Path]:
@@ -343,7 +337,7 @@ def _kind_of(path: Path, derived: tuple[Path, ...] = ()) -> _PresetKind | None:
         return None
     base = named[1]
     for kind in _PRESET_KINDS:
-        if base.lower() in {preset.stem.lower() for preset in _preset_files(_preset_folder(kind))}:
+        if base.lower() in {preset.stem.lower() for preset in _yaml_files(_preset_folder(kind))}:
             return kind
     files = (path, *derived)
     for file in (path.with_name(base + suffix) for suffix in ("", *_SUFFIXES)):

@@ -128,9 +128,7 @@ def load_yaml(
     """
     text, data, base = _read(path, version_key, newest, find_base)
     try:
-        if base is not None:
-            return build(cls, data)
-        return _built_once(cls, text, os.fspath(path))  # type: ignore[arg-type]
+        return build(cls, data)
     except SchemaError as error:
         if base is not None:
             # If the base is the one at fault, this raises its own error.
@@ -233,12 +231,6 @@ def parse_yaml(text: str, origin: FileName) -> Any:
 # The same as `parse_yaml`, for texts that are read again and again, such as the profile of a
 # machine in many searches. All callers get the same data, which they may not change.
 _parsed_once = lru_cache(maxsize=32)(parse_yaml)
-
-
-@lru_cache(maxsize=32)
-def _built_once(cls: type[T], text: str, origin: str) -> T:
-    """Return an instance from the text of a file without a base; all callers get the same one."""
-    return build(cls, _parsed_once(text, origin))
 
 
 def _refuse_what_is_not_plain(text: str) -> None:

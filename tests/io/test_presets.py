@@ -291,16 +291,6 @@ def test_machines_are_loaded_by_path(tmp_path: Path) -> None:
     assert machine.gemm.sustained_fraction.value == 0.87
 
 
-def test_a_file_is_built_once_until_it_changes(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    text = (Path(__file__).parents[2] / "models" / "gpt-5b.yaml").read_text()
-    path.write_text(text)
-    assert load_model(path) is load_model(path)
-    n_layers = load_model(path).n_layers
-    path.write_text(text.replace(f"n_layers: {n_layers}", f"n_layers: {n_layers + 1}"))
-    assert load_model(path).n_layers == n_layers + 1
-
-
 def test_a_model_is_no_machine(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(MODEL)
     with pytest.raises(FileError, match="line 2: n_layers: unknown key") as caught:
