@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from axonn_tune.cost.curve import Spline
+from axonn_tune.cost.curve import Spline, spline_through
 from axonn_tune.cost.gemm import Products
 from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.spec.blocks import attended_keys
@@ -140,7 +140,7 @@ class AttentionPrices:
             for p, (batch, s, d) in zip(points, sizes, strict=True)
         ]
         measured = np.array([p.seconds for p in points])
-        return Spline(_coordinates(*sizes.T), np.log(measured / np.array(by_formula)))
+        return spline_through(_coordinates(*sizes.T), np.log(measured / np.array(by_formula)))
 
     def _formula(
         self, batch: Array, s: Array, d: float, backward: bool, fused: bool, masked: bool

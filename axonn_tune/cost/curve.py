@@ -9,6 +9,7 @@ far behind: beyond the points a line keeps its slope, and a surface stays level.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -120,6 +121,17 @@ class Spline:
         """Return one and the independent coordinates of each point, shape (K, 1 + columns)."""
         ones = np.ones((len(points), 1))
         return np.concatenate([ones, points[:, self._columns]], axis=1)
+
+
+def spline_through(points: Array, values: Array) -> Spline:
+    """Return the spline through these points, which is made once: jobs share their machines."""
+    return _spline(points.shape, points.tobytes(), values.tobytes())
+
+
+@lru_cache(maxsize=256)
+def _spline(shape: tuple[int, ...], points: bytes, values: bytes) -> Spline:
+    """Return the spline through points of this shape, from the bytes of both arrays."""
+    return Spline(np.frombuffer(points).reshape(shape), np.frombuffer(values))
 
 
 def _independent_columns(points: Array) -> list[int]:

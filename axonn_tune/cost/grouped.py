@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from axonn_tune.cost.curve import Spline
+from axonn_tune.cost.curve import Spline, spline_through
 from axonn_tune.cost.gemm import EfficiencyCurve, Products, coordinates, nearest_correction
 from axonn_tune.spec.candidates import distinct
 from axonn_tune.spec.machine import Machine
@@ -58,7 +58,9 @@ def _fitted(curve: EfficiencyCurve, points: Sequence[GroupedGemmPoint]) -> Splin
     ]
     measured = np.array([p.seconds for p in points])
     modes = [p.mode for p in points]
-    return Spline(_coordinates(m, n, k, n_groups, modes), np.log(measured / np.array(by_curve)))
+    return spline_through(
+        _coordinates(m, n, k, n_groups, modes), np.log(measured / np.array(by_curve))
+    )
 
 
 def _coordinates(m: Array, n: Array, k: Array, n_groups: Array, modes: Sequence[str]) -> Array:

@@ -18,7 +18,7 @@ finds bandwidth and latency of an axis with a given stride and size, in this ord
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -228,19 +228,41 @@ class AxisLinks:
     """
 
     level: Ints
-    kinds: dict[str, KindLinks]
+    kinds: Mapping[str, KindLinks]
     occupied_s_per_byte: Array
     all_reduce_passes: Array
 
     def take(self, rows: Ints) -> AxisLinks:
         """Return the same for the groups of these rows."""
-        kinds = {kind: links.take(rows) for kind, links in self.kinds.items()}
         return AxisLinks(
             self.level[rows],
-            kinds,
+            _TakenKinds(self.kinds, rows),
             self.occupied_s_per_byte.take(rows, axis=1),
             self.all_reduce_passes.take(rows, axis=1),
         )
+
+
+class _TakenKinds(Mapping[str, KindLinks]):
+    """The links of each kind for some groups, taken when the kind is first asked for.
+
+    Few programs send messages of every kind.
+    """
+
+    def __init__(self, kinds: Mapping[str, KindLinks], rows: Ints) -> None:
+        self._kinds = kinds
+        self._rows = rows
+        self._taken: dict[str, KindLinks] = {}
+
+    def __getitem__(self, kind: str) -> KindLinks:
+        if kind not in self._taken:
+            self._taken[kind] = self._kinds[kind].take(self._rows)
+        return self._taken[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kinds)
+
+    def __len__(self) -> int:
+        return len(self._kinds)
 
 
 def axis_links(

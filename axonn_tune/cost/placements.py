@@ -100,7 +100,7 @@ def _columns(links: AxisLinks | KindLinks | SteppedLinks | HopDelays) -> list[Ar
         value = getattr(links, field.name)
         if isinstance(value, np.ndarray):
             columns.append(value)
-        elif isinstance(value, dict):
+        elif isinstance(value, Mapping):
             columns += [column for of_kind in value.values() for column in _columns(of_kind)]
         elif isinstance(value, SteppedLinks):
             columns += _columns(value)

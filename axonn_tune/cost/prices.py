@@ -238,6 +238,24 @@ def lanes(links: Links) -> np.ndarray:
 SentSeconds: TypeAlias = dict[Hashable, Array]
 
 
+class _Senders:
+    """Prices what candidates send, each of its own sizes."""
+
+    def __init__(self, table: CandidateTable, links: Links) -> None:
+        self._table = table
+        self._links = links
+        self._links_of: dict[tuple[str, str], KindLinks] = {}
+
+    def seconds(self, sent: Collective) -> Array:
+        """Return the time of a collective, shape (C,)."""
+        key = (sent.axis, sent.kind)
+        if key not in self._links_of:
+            self._links_of[key] = (
+                self._links[sent.axis].kinds[sent.kind].take(self._table.placement)
+            )
+        return _seconds(sent, self._table.size(sent.axis), self._links_of[key])
+
+
 class CollectivePrices:
     """The prices of a plan's collectives for the candidates of a table.
 
@@ -265,10 +283,12 @@ class CollectivePrices:
         self._table = table
         self._rows = np.arange(len(table)) if rows is None else rows
         senders, self._sender_of = distinct(table.placement, table.micro_batch, table.n_virtual)
-        self._senders = table.take(senders)
         self._sender_rows = self._rows[senders]
-        self._sender_key = self._senders.placement.tobytes(), self._sender_rows.tobytes()
-        self._links_of: dict[tuple[str, str], KindLinks] = {}
+        self._sender_key = table.placement[senders].tobytes(), self._sender_rows.tobytes()
+        firsts, self._first_of = distinct(table.placement[senders])
+        self._first_rows = self._sender_rows[firsts]
+        self._senders = _Senders(table.take(senders), links)
+        self._firsts = _Senders(table.take(senders[firsts]), links)
         self._seconds: dict[tuple[str, str], Array] = {}
         self._known = {} if known is None else known
 
@@ -291,10 +311,20 @@ class CollectivePrices:
         )
         key = (operation.kind, operation.axis, self._sender_key, nbytes, n_calls)
         if key not in self._known:
-            sent = sized(operation, self._sender_rows)
-            links = self._kind_links(operation.axis, operation.kind)
-            self._known[key] = _seconds(sent, self._senders.size(operation.axis), links)
+            if self._is_same_on_placement(operation):
+                of_firsts = self._firsts.seconds(sized(operation, self._first_rows))
+                self._known[key] = of_firsts[self._first_of]
+            else:
+                self._known[key] = self._senders.seconds(sized(operation, self._sender_rows))
         return self._known[key]
+
+    def _is_same_on_placement(self, operation: Collective) -> bool:
+        """Return whether all senders on a placement send the same, such as gathered weights."""
+        return self._first_rows.size < self._sender_rows.size and all(
+            np.array_equal(size[self._first_rows][self._first_of], size[self._sender_rows])
+            for size in (operation.nbytes, operation.n_calls)
+            if isinstance(size, np.ndarray)
+        )
 
     def least_seconds(self, phases: Iterable[Phase], chunk: Rows = slice(None)) -> Array:
         """Return the least time in which the links can carry what the phases send, for a chunk.
@@ -325,13 +355,6 @@ class CollectivePrices:
             occupied = links.occupied_s_per_byte * passes
             by_level = by_level + occupied.take(placement, axis=1) * of_rows
         return np.asarray(by_level.max(axis=0))
-
-    def _kind_links(self, axis: str, kind: str) -> KindLinks:
-        """Return the links of a kind of collective over each sender's group of an axis."""
-        key = (axis, kind)
-        if key not in self._links_of:
-            self._links_of[key] = self._links[axis].kinds[kind].take(self._senders.placement)
-        return self._links_of[key]
 
 
 def _seconds(operation: Collective, n_ranks: Array, links: KindLinks) -> Array:

@@ -23,28 +23,31 @@ LaneTimes = dict[int, Array]
 class LaneSharing(NamedTuple):
     """What candidates that are played together do not share of the lanes of their program.
 
-    idle
-        By lane, for which candidates its groups have a single rank, shape (C,). Lanes that all
+    Arrays hold 1 for the candidates of which something holds, and 0 for others: to multiply with
+    them takes half as long as to choose.
+
+    is_used
+        By lane, for which candidates its groups have more than one rank, shape (C,). Lanes that all
         candidates use are left out.
     same
         By lane, other lanes that are the same links for some candidates, and for which ones,
         shape (C,).
     """
 
-    idle: Mapping[int, np.ndarray]
-    same: Mapping[int, Sequence[tuple[int, np.ndarray]]]
+    is_used: Mapping[int, Array]
+    same: Mapping[int, Sequence[tuple[int, Array]]]
 
-    def used(self, lane: int, times: Array) -> Array:
-        """Return the times with zeros for the candidates that do not use a lane."""
-        idle = self.idle.get(lane)
-        return times if idle is None else np.where(idle, 0.0, times)
+    def occupy(self, lane_times: LaneTimes, lane: int, free: Array) -> Array:
+        """Note when a lane will be free, and return it: at 0 for candidates that do not use it.
 
-    def occupy(self, lane_times: LaneTimes, lane: int, free: Array) -> None:
-        """Note when a lane will be free, for the candidates that use it."""
-        idle = self.idle.get(lane)
-        lane_times[lane] = free if idle is None else np.where(idle, lane_times[lane], free)
+        A lane is never free earlier than it was before.
+        """
+        if lane in self.is_used:
+            free = free * self.is_used[lane]
+        lane_times[lane] = free
         for other, is_same in self.same.get(lane, ()):
-            lane_times[other] = np.where(is_same, free, lane_times[other])
+            lane_times[other] = np.maximum(lane_times[other], free * is_same)
+        return free
 
     def joined(self, lanes: frozenset[int]) -> frozenset[int]:
         """Return lanes together with those that are the same links for some candidates."""
@@ -53,7 +56,7 @@ class LaneSharing(NamedTuple):
     def rows(self, rows: np.ndarray) -> LaneSharing:
         """Return what some of the candidates do not share."""
         return LaneSharing(
-            {lane: idle[rows] for lane, idle in self.idle.items()},
+            {lane: is_used[rows] for lane, is_used in self.is_used.items()},
             {
                 lane: [(other, is_same[rows]) for other, is_same in others]
                 for lane, others in self.same.items()
@@ -82,11 +85,11 @@ def shared_lanes(groups: Sequence[str], lanes: Ints) -> tuple[AxisLanes, LaneSha
         axis_lanes[group] = known[0] if known else (len(distinct) + 1 if own.any() else 0)
         if axis_lanes[group] and not known:
             distinct[axis_lanes[group]] = own
-    idle = {lane: own == 0 for lane, own in distinct.items() if not own.all()}
-    same: dict[int, list[tuple[int, np.ndarray]]] = {}
+    is_used = {lane: (own != 0) * 1.0 for lane, own in distinct.items() if not own.all()}
+    same: dict[int, list[tuple[int, Array]]] = {}
     for lane, own in distinct.items():
         for other, of_other in distinct.items():
             is_same = (own == of_other) & (own != 0)
             if other != lane and is_same.any():
-                same.setdefault(lane, []).append((other, is_same))
-    return axis_lanes, LaneSharing(idle, same)
+                same.setdefault(lane, []).append((other, is_same * 1.0))
+    return axis_lanes, LaneSharing(is_used, same)

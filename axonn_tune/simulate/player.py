@@ -211,9 +211,7 @@ class _Playable(NamedTuple):
                 compute = compute + seconds
             else:
                 start = _latest([lane[instruction.lane], compute, *ends])
-                end = start + seconds
-                sharing.occupy(lane, instruction.lane, end)
-                ended[instruction.name] = sharing.used(instruction.lane, end)
+                ended[instruction.name] = sharing.occupy(lane, instruction.lane, start + seconds)
         state.compute = compute
         state.idle = idle
 

@@ -180,6 +180,8 @@ def is_between_two(operation: Operation) -> bool:
 
 def _issue_of(operation: Operation) -> Issue:
     """Return what a schedule depends on of an operation."""
+    if not isinstance(operation, Transfer):
+        return Issue(operation.name, "", operation.waits_for, False)
     group = group_of(operation)
     return Issue(operation.name, group, operation.waits_for, is_between_two(operation))
 

@@ -96,6 +96,12 @@ class Placements:
         return counts[self._present_bits]
 
     @property
+    def layout_numbers(self) -> Ints:
+        """A number for the layout of each row, shape (P,); its orders stand one after another."""
+        differs = (self.sizes[:, 1:] != self.sizes[:, :-1]).any(axis=0)
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(differs)])[: len(self)]
+
+    @property
     def _present_bits(self) -> Ints:
         """A bit for each axis that has more than one rank, shape (P,)."""
         return (self.sizes[: len(AXES)] > 1).T @ np.array([1, 2, 4, 8])

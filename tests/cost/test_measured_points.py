@@ -10,7 +10,7 @@ from prices import attention_seconds
 from worlds import machine_of, quantity
 
 from axonn_tune.api.searching import build_search
-from axonn_tune.cost.curve import Curve, Spline
+from axonn_tune.cost.curve import Curve, Spline, spline_through
 from axonn_tune.cost.links import axis_links, ring_share
 from axonn_tune.cost.memory_bound import memory_bound_seconds
 from axonn_tune.cost.placements import placement_links
@@ -196,6 +196,29 @@ def test_only_collectives_that_send_the_same_share_a_price():
     for other in others:
         assert prices.seconds(other) == CollectivePrices(links, table).seconds(other)
         assert prices.seconds(other) != prices.seconds(first)
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "all_reduce"])
+def test_what_is_sent_on_a_placement_costs_the_same_alone(kind):
+    """Weights are the same for all micro-batches of a placement, activations are not."""
+    machine = machine_of()
+    configurations = [
+        Configuration(grid_layout(1, 1, z, 16 // z), micro_batch=micro_batch)
+        for z in (4, 2)
+        for micro_batch in (1, 2, 4)
+    ]
+    one_placement = CandidateTable.of(configurations, AXONN_AXES)
+    rows = np.array([0, 0, 0, 3, 3, 3])
+    table = replace(one_placement, placement=rows)
+    links = placement_links(machine, table.placements)
+    prices = CollectivePrices(links, table)
+    weights = np.repeat([1e9, 3e9], 3)
+    for number, nbytes in enumerate((weights, weights * table.micro_batch)):
+        got = prices.seconds(Collective(f"sent{number}", kind, nbytes, "z"))
+        for i in range(len(table)):
+            alone = CollectivePrices(links, table.take([i]))
+            of_one = alone.seconds(Collective("sent", kind, nbytes[[i]], "z"))
+            np.testing.assert_array_equal(got[[i]], of_one)
 
 
 def test_candidates_that_recompute_differently_share_a_price():
@@ -407,6 +430,16 @@ def test_beyond_the_largest_size_the_last_line_goes_on(seconds, beyond):
 
 def test_one_size_says_all_in_proportion():
     assert Curve.through([10.0], [1.0]).at([5.0, 20.0]) == pytest.approx([1.0, 2.0])
+
+
+def test_equal_points_have_one_spline():
+    points, values = np.array([[0.0], [1.0], [3.0]]), np.array([1.0, 2.0, 5.0])
+    known = spline_through(points, values)
+    assert spline_through(points.copy(), values.copy()) is known
+    places = np.linspace(-1.0, 4.0, 11)[:, None]
+    np.testing.assert_array_equal(known(places), Spline(points, values)(places))
+    assert spline_through(points, values + 1.0) is not known
+    assert spline_through(points.reshape(1, 3), values[:1]) is not known
 
 
 def test_points_that_a_linear_function_meets_say_nothing_about_its_error():

@@ -9,6 +9,7 @@ from worlds import machine_of, quantity
 
 from axonn_tune.errors import NoCandidateError
 from axonn_tune.search.bounds import contender_times, every_time
+from axonn_tune.search.rank import _first_of_each
 from axonn_tune.simulate.passes import Passes
 from axonn_tune.simulate.pipeline import N_KINDS
 from axonn_tune.simulate.step import PlayedStep
@@ -165,3 +166,14 @@ def test_recomputing_is_timed_only_where_less_does_not_fit():
         assert_same(bounded, whole)
         n_slower += bounded.n_bounded
     assert n_slower > 20
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_of_each_placement_is_the_first_of_the_sorted_rows(seed):
+    random = np.random.default_rng(seed)
+    placement = random.integers(0, 40, 300)
+    keys = [random.random(300), random.integers(0, 3, 300), random.random(300) < 0.3]
+    keys[0][random.random(300) < 0.5] = np.inf
+    by_keys = np.lexsort(keys)
+    _, first = np.unique(placement[by_keys], return_index=True)
+    np.testing.assert_array_equal(_first_of_each(placement, keys), np.sort(by_keys[first]))
