@@ -73,6 +73,12 @@ def test_three_ranks_on_nodes_of_four_cross():
     assert rings(1, 3, 4) == 2
 
 
+@pytest.mark.timeout(10)
+def test_a_prime_number_of_a_million_ranks_takes_no_time():
+    primes = np.full(20, 1_000_003)
+    assert rings_through_boundary(np.ones_like(primes), primes, 4).tolist() == [2] * 20
+
+
 def links_of(machine, stride, size):
     return axis_links(machine, np.array([stride]), np.array([size]))
 
