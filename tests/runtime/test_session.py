@@ -122,7 +122,7 @@ def test_ranks_that_cannot_look_up_where_they_meet_end_at_once(monkeypatch, rank
     place = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "no.such.invalid", "MASTER_PORT": 29500}
     for name, value in place.items():
         monkeypatch.setenv(name, str(value))
-    with pytest.raises(InputError, match="MASTER_ADDR is 'no.such"):
+    with pytest.raises(InputError, match=r"MASTER_ADDR is 'no\.such"):
         launch(series.execute_series, None, 2, "cpu")
 
 
