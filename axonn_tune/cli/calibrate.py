@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from axonn_tune.cli.options import NumberRange, calibrate_options, typed_command_line
+from axonn_tune.cli.options import FilePath, NumberRange, calibrate_options, typed_command_line
 
 if TYPE_CHECKING:
     from axonn_tune.calibration.selection import Extent
 
 
 @click.command("calibrate")
-@click.option("--output", required=True, type=click.Path(dir_okay=False), help="Profile to write.")
+@click.option("--output", required=True, type=FilePath(dir_okay=False), help="Profile to write.")
 @click.option(
     "--import",
     "imports",
     multiple=True,
-    type=click.Path(dir_okay=False),
+    type=FilePath(dir_okay=False),
     help="Read logs of nccl-tests, rccl-tests or OSU, or tables (CSV) of collectives or products, "
     "and measure nothing.",
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from axonn_tune.cli.options import LAYOUT_HELP, search_options
+from axonn_tune.cli.options import LAYOUT_HELP, FilePath, search_options
 
 
 @click.command("launch")
@@ -30,7 +30,7 @@ from axonn_tune.cli.options import LAYOUT_HELP, search_options
 )
 @click.option(
     "--output",
-    type=click.Path(file_okay=False),
+    type=FilePath(file_okay=False),
     default="launch",
     show_default=True,
     help="Directory to write the files to.",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from axonn_tune.cli.options import format_option, quiet_option
+from axonn_tune.cli.options import FilePath, format_option, quiet_option
 from axonn_tune.cli.progress import Progress
 
 
@@ -15,7 +15,7 @@ from axonn_tune.cli.progress import Progress
 @click.argument("runs")
 @click.option("--machine", help="Profile to start from.  [default: perlmutter]")
 @click.option(
-    "--output", type=click.Path(dir_okay=False), help="Profile to write with what was learned."
+    "--output", type=FilePath(dir_okay=False), help="Profile to write with what was learned."
 )
 @quiet_option
 @format_option("table", "json")

@@ -42,6 +42,19 @@ class NumberRange(click.FloatRange):
         return number
 
 
+class FilePath(click.Path):
+    """A path of a file or a folder, which is not empty; a path of a file names no folder."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Refuse what would be taken for the folder in which the command runs, or for a file."""
+        path = str(super().convert(value, param, ctx))
+        if not path:
+            self.fail("the path is empty; allowed: the path of a file or a folder", param, ctx)
+        if not self.dir_okay and path.endswith("/"):
+            self.fail(f"'{path}' is the path of a folder; allowed: that of a file", param, ctx)
+        return path
+
+
 def options_of(
     declarations: Declarations, required: Collection[str] = ()
 ) -> Callable[[Command], Command]:
@@ -178,10 +191,10 @@ def format_option(*formats: str) -> Callable[[Command], Command]:
 
 plot_option = click.option(
     "--plot",
-    type=click.Path(dir_okay=False),
+    type=FilePath(dir_okay=False),
     help="Draw the result, too, into a file .png, .svg or .pdf.",
 )
 
 output_option = click.option(
-    "--output", type=click.Path(dir_okay=False), help="Write to a file instead of printing."
+    "--output", type=FilePath(dir_okay=False), help="Write to a file instead of printing."
 )

@@ -10,6 +10,7 @@ import click
 
 from axonn_tune.cli.options import (
     BATCH_NAMES,
+    FilePath,
     given_options,
     options_of,
     quiet_option,
@@ -40,7 +41,7 @@ _NOT_COMMON = {
 @options_of(declared(RankingOptions, ComparisonOptions, without=("cost_model", "include_oom")))
 @click.option(
     "--validation",
-    type=click.Path(dir_okay=False),
+    type=FilePath(dir_okay=False),
     help="A report of `validate`; show its measured steps next to predicted ones.",
 )
 @click.option(
@@ -60,7 +61,7 @@ _NOT_COMMON = {
 @quiet_option
 @click.option(
     "--output",
-    type=click.Path(dir_okay=False),
+    type=FilePath(dir_okay=False),
     default="report.html",
     show_default=True,
     help="The page to write.",

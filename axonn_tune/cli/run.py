@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
+    FilePath,
     format_option,
     output_option,
     run_options,
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     help="Seed of weights and text.",
 )
 @click.option("--goldfish", type=int, metavar="K", help="Leave one in K tokens out of the loss.")
-@click.option("--trace", type=click.Path(dir_okay=False), help="Write the last step for Perfetto.")
-@click.option("--record", type=click.Path(dir_okay=False), help="Write all that was measured.")
+@click.option("--trace", type=FilePath(dir_okay=False), help="Write the last step for Perfetto.")
+@click.option("--record", type=FilePath(dir_okay=False), help="Write all that was measured.")
 @click.option(
     "--all",
     "show_all",

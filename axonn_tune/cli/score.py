@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
+    FilePath,
     NumberRange,
     format_option,
     output_option,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 )
 @plot_option
 @click.option(
-    "--html", type=click.Path(dir_okay=False), help="Write a page with all of it, too: one file."
+    "--html", type=FilePath(dir_okay=False), help="Write a page with all of it, too: one file."
 )
 @click.option(
     "--max-error",
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--baseline",
-    type=click.Path(dir_okay=False),
+    type=FilePath(dir_okay=False),
     metavar="TABLE",
     help="Say in one line how the runs have changed since those of this table, and nothing else; "
     "the exit code is 1 if they became slower.",

@@ -10,6 +10,7 @@ import click
 
 from axonn_tune.cli.options import (
     OF_MANY_LAYOUTS,
+    FilePath,
     comparison_options,
     format_option,
     given_options,
@@ -46,7 +47,7 @@ _LEFT_OUT = {*declared(RankingOptions, ComparisonOptions), *OF_MANY_LAYOUTS}
 )
 @click.option("--verbose", is_flag=True, help="Say how many grids were rejected, and why.")
 @plot_option
-@click.option("--html", type=click.Path(dir_okay=False), help="Write the page of `report`, too.")
+@click.option("--html", type=FilePath(dir_okay=False), help="Write the page of `report`, too.")
 @quiet_option
 @format_option("table", "json", "csv", "yaml")
 @output_option

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from axonn_tune.cli.options import LAYOUT_HELP, search_options
+from axonn_tune.cli.options import LAYOUT_HELP, FilePath, search_options
 from axonn_tune.spec.layout import PAPER_ORDER
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ GROUPS_NAME = "groups.json"
 )
 @click.option(
     "--measured",
-    type=click.Path(dir_okay=False),
+    type=FilePath(dir_okay=False),
     help="A record of `run`; show its step next to the predicted one. What of the configuration is "
     "not given is as in the record.",
 )
@@ -59,7 +59,7 @@ GROUPS_NAME = "groups.json"
 )
 @click.option(
     "--output",
-    type=click.Path(),
+    type=FilePath(),
     help="The trace to write, as JSON, or the directory for execution traces.  "
     "[default: trace.json, or chakra]",
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from axonn_tune.cli.options import (
+    FilePath,
     NumberRange,
     plot_option,
     refuse,
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 
 @click.command("validate")
 @click.option(
-    "--output", type=click.Path(dir_okay=False), help="Write the report as JSON; --resume needs it."
+    "--output", type=FilePath(dir_okay=False), help="Write the report as JSON; --resume needs it."
 )
 @click.option("--resume", is_flag=True, help="Go on with a validation that was interrupted.")
 @validate_options
 @click.option(
-    "--from", "source", type=click.Path(dir_okay=False), help="Read this report and run nothing."
+    "--from", "source", type=FilePath(dir_okay=False), help="Read this report and run nothing."
 )
 @click.option(
     "--max-error", type=NumberRange(min=0), help="Exit 1 if the MAPE is above this, such as 0.2."
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--baseline",
-    type=click.Path(dir_okay=False),
+    type=FilePath(dir_okay=False),
     help="Exit 1 if anything is significantly worse than in this report.",
 )
 @click.option(
@@ -51,12 +52,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="Smallest change against the baseline that counts.",
 )
-@click.option("--csv", type=click.Path(dir_okay=False), help="Write a line per configuration.")
-@click.option("--junit", type=click.Path(dir_okay=False), help="Write JUnit XML for CI.")
+@click.option("--csv", type=FilePath(dir_okay=False), help="Write a line per configuration.")
+@click.option("--junit", type=FilePath(dir_okay=False), help="Write JUnit XML for CI.")
 @plot_option
 @click.option(
     "--trace",
-    type=click.Path(dir_okay=False),
+    type=FilePath(dir_okay=False),
     help="Write predicted and measured steps for Perfetto.",
 )
 @click.pass_obj

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import gcd
-
 import numpy as np
 
 from axonn_tune.spec.candidates import Ints
@@ -28,31 +26,41 @@ def rings_through_boundary(stride: Ints, size: Ints, unit_ranks: int) -> Ints:
     aligned = (span % unit_ranks == 0) & ((stride % unit_ranks == 0) | (unit_ranks % stride == 0))
     inside = (unit_ranks % span == 0) | (size == 1)
     rings = np.where(inside, 0, np.minimum(unit_ranks, stride))
-    for row in np.flatnonzero(~aligned & ~inside):
-        rings[row] = _busiest_unit(int(stride[row]), int(size[row]), unit_ranks)
+    uneven = np.flatnonzero(~aligned & ~inside)
+    rings[uneven] = _busiest_unit(stride[uneven], size[uneven], unit_ranks)
     return rings
 
 
-def _busiest_unit(stride: int, size: int, unit_ranks: int) -> int:
-    """Return the number of rings that leave the busiest of all units.
+def _busiest_unit(stride: Ints, size: Ints, unit_ranks: int) -> Ints:
+    """Return the number of rings that leave the busiest of all units, shape (P,).
 
     Units differ in where their first rank stands in a block, which can be at any multiple of
-    gcd(U, stride * size).
+    gcd(U, stride * size). Between the places at which the unit or one of the strides in it reaches
+    an end of the block, the number of rings is a linear function of that place. So the busiest
+    unit begins next to one of them.
     """
     span = stride * size
-    busiest = 0
-    for offset in range(0, span, gcd(unit_ranks, span)):
-        n_leaving = 0
-        block_start = -offset  # counted from the unit's first rank
-        while block_start < unit_ranks:
-            low = max(block_start, 0)
-            high = min(block_start + span, unit_ranks)
-            ring_of = np.arange(low - block_start, high - block_start) % stride
-            members = np.bincount(ring_of, minlength=1)
-            n_leaving += int(((members > 0) & (members < size)).sum())
-            block_start += span
-        busiest = max(busiest, n_leaving)
-    return busiest
+    step = np.gcd(span, unit_ranks)
+    ends = [
+        begin + shift
+        for begin in (np.zeros_like(span), -unit_ranks)
+        for shift in (-stride, np.zeros_like(span), stride)
+    ]
+    before = np.stack(ends) // step * step
+    offset = np.concatenate([before, before + step]) % span  # shape (12, P)
+    first_ranks = np.minimum(span - offset, unit_ranks)
+    last_ranks = (unit_ranks - first_ranks) % span  # no ring leaves the whole blocks between
+    in_first = _rings_cut(stride, size, offset, first_ranks)
+    in_last = _rings_cut(stride, size, np.zeros_like(offset), last_ranks)
+    rings: Ints = (in_first + in_last).max(axis=0, initial=0)
+    return rings
+
+
+def _rings_cut(stride: Ints, size: Ints, offset: Ints, n_ranks: Ints) -> Ints:
+    """Return the rings with some ranks, but not all, among `n_ranks` of a block from an offset."""
+    touched = np.minimum(n_ranks, stride)
+    last_whole = np.minimum(stride, offset + n_ranks - (size - 1) * stride)
+    return touched - np.maximum(last_whole - offset, 0)
 
 
 def units_visited(stride: Ints, size: Ints, unit_ranks: int) -> Array:

@@ -39,6 +39,12 @@ def file_name(given: FileName, what: str) -> str:
     raise InputError(f"{what} is of the type {type(given).__name__}; allowed: a name or a path")
 
 
+def require_path(path: FileName) -> None:
+    """Raise FileError if a path is empty, which would mean the folder in which a program runs."""
+    if not os.fspath(path):
+        raise FileError("the path of a file is empty; allowed: a path")
+
+
 def read_text(path: FileName, largest_bytes: int = LARGEST_FILE_BYTES) -> str:
     """Return the text of a UTF-8 file or of a pipe, without a byte order mark.
 
@@ -88,6 +94,7 @@ def read_packed_text(path: FileName, largest_bytes: int = LARGEST_FILE_BYTES) ->
 
 
 def _read_bytes(path: FileName, largest_bytes: int) -> bytes:
+    require_path(path)
     # Without O_NONBLOCK, a pipe to which nobody writes would hold up the opening itself.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -164,7 +171,14 @@ def write_bytes(path: FileName, data: bytes, is_lasting: bool = True) -> None:
 
 
 def is_replaced(path: FileName) -> bool:
-    """Return whether writing to a path makes a regular file or replaces one."""
+    """Return whether writing to a path makes a regular file or replaces one.
+
+    Raises
+    ------
+    FileError
+        The path is empty.
+    """
+    require_path(path)
     mode = _mode(path)
     is_open_file = _OPEN_FILES.fullmatch(os.path.abspath(path)) is not None
     return mode is None or (stat.S_ISREG(mode) and not is_open_file)
@@ -215,6 +229,7 @@ def write_byte_files(directory: str, files: Iterable[tuple[str, bytes]]) -> int:
 
 def _made_folder(directory: str) -> Path:
     """Return a directory, which is made if it does not exist."""
+    require_path(directory)
     folder = Path(directory)
     try:
         folder.mkdir(parents=True, exist_ok=True)

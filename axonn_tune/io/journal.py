@@ -19,6 +19,9 @@ MOST_ATTEMPTS = 2
 # A measured step of a large model has megabytes of operations, and a journal keeps each.
 LARGEST_JOURNAL_BYTES = 2**30
 
+# A file that cannot be gone on with, or not with these options.
+_TO_BEGIN_ANEW = "delete it and leave --resume out to begin anew"
+
 
 @dataclass(frozen=True)
 class Journal:
@@ -87,12 +90,14 @@ class Journal:
         head = _record(first_line)
         kept_owner = None if head is None else head.get("owner")
         if not isinstance(kept_owner, dict):
-            raise FileError(f"{self.path}: not the journal of an interrupted {self.activity}")
+            raise FileError(
+                f"{self.path}: not the journal of an interrupted {self.activity}; {_TO_BEGIN_ANEW}"
+            )
         for key, value in owner.items():
             if kept_owner.get(key) != value:
                 raise FileError(
                     f"{self.path} was begun with {key} {kept_owner.get(key)!r}; here it is "
-                    f"{value!r}; delete the file to begin anew"
+                    f"{value!r}; {_TO_BEGIN_ANEW}"
                 )
         return self.results()
 
@@ -113,9 +118,7 @@ class Journal:
             if record is not None and isinstance(record.get("key"), str) and "result" in record:
                 results[record["key"]] = record["result"]
             elif number < len(lines):
-                raise FileError(
-                    f"{self.path}, line {number}: malformed; delete the file to begin anew"
-                )
+                raise FileError(f"{self.path}, line {number}: malformed; {_TO_BEGIN_ANEW}")
             else:
                 self._drop_last_line()
         return results

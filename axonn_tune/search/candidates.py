@@ -16,6 +16,9 @@ from axonn_tune.spec.model import Model
 
 # Largest distance at which another number of GPUs is looked for, if this one admits no grid.
 NEAREST_TRIED = 1024
+# So many numbers on each side are tried one by one, and half as many over each doubling of the
+# distance from there on: a search that fails takes milliseconds, and 100,000 of them minutes.
+TRIED_ONE_BY_ONE = 64
 
 # The axes that split the products of one token.
 TENSOR_AXES = ("x", "y", "z", "tensor")
@@ -189,11 +192,23 @@ def nearest_batches(search: Search, placements: Placements) -> list[int]:
 def nearest_counts(
     n_gpus: int, admits: Callable[[int], bool], farthest: int = NEAREST_TRIED, step: int = 1
 ) -> Sequence[int]:
-    """Return the nearest smaller and the nearest larger number of GPUs that `admits` accepts.
+    """Return a near smaller and a near larger number of GPUs that `admits` accepts.
 
-    Numbers at multiples of a step from this one are tried, and none as far as `farthest`.
+    Numbers at multiples of a step from this one are tried, and none as far as `farthest`. They are
+    the nearest ones up to `TRIED_ONE_BY_ONE` steps away; farther away, only multiples of growing
+    powers of two are tried.
     """
-    below = range(n_gpus - step, max(n_gpus - farthest, 0), -step)
-    above = range(n_gpus + step, n_gpus + farthest, step)
-    nearest = (next((n for n in counts if admits(n)), None) for counts in (below, above))
+    sides = (_counts_tried(n_gpus, side, farthest, step) for side in (-1, 1))
+    nearest = (next((n for n in counts if admits(n)), None) for counts in sides)
     return [n for n in nearest if n is not None]
+
+
+def _counts_tried(n_gpus: int, side: int, farthest: int, step: int) -> Iterator[int]:
+    """Yield numbers above zero on one side of a number, -1 or 1, each farther away than before."""
+    count = n_gpus + side * step
+    while count > 0 and abs(count - n_gpus) < farthest:
+        yield count
+        while step * TRIED_ONE_BY_ONE <= abs(count - n_gpus):
+            step *= 2
+        count += side * step
+        count -= side * (side * count % step)

@@ -85,6 +85,16 @@ def test_an_output_that_cannot_be_replaced_is_left_as_it_was(capsys, tmp_path):
     assert folder.is_dir()
 
 
+def options_with_paths():
+    """Each command, and its options whose values are paths."""
+    for names in help_pages():
+        command = cli.get_command(None, names[0])
+        command = getattr(command, "commands", {}).get(names[-1], command)
+        for option in command.params:
+            if isinstance(option.type, click.Path):
+                yield pytest.param(names, option, id=f"{' '.join(names)} {option.opts[0]}")
+
+
 def help_pages():
     """Every command, and every command below one."""
     for name in COMMANDS:
@@ -97,6 +107,20 @@ def help_pages():
 def test_every_help_text_has_an_example_of_its_command(capsys, names):
     code, out, _ = run_cli(capsys, *names, "--help")
     assert code == 0 and f"axonn-tune {' '.join(names)}" in out.split("Example", 1)[1]
+
+
+@pytest.mark.parametrize(("names", "option"), list(options_with_paths()))
+def test_an_empty_path_is_refused(capsys, monkeypatch, tmp_path, names, option):
+    """It would mean the folder in which the command runs, or no option at all."""
+    monkeypatch.chdir(tmp_path)
+    assert_refused(capsys, *names, option.opts[0], "", culprit=f"'{option.opts[0]}': the path is")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_path_of_a_folder_is_not_taken_for_that_of_a_file(capsys, tmp_path):
+    given = f"{tmp_path}/new/"
+    assert_refused(capsys, *SUGGEST, "--output", given, culprit=f"'{given}' is the path of a fold")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_reader_that_leaves_early_is_no_error():

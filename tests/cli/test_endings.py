@@ -85,6 +85,17 @@ run()
     assert (done.stdout, done.stderr.strip()) == ("", "")
 
 
+@pytest.mark.parametrize("launcher", ["0", "1", "999999999", "many", "0/", "/5"])
+def test_a_command_that_is_no_rank_does_not_end_over_a_launchers_variable(launcher):
+    done = subprocess.run(
+        [*COMMAND, "--version"],
+        capture_output=True,
+        text=True,
+        env=environment(AXONN_TUNE_LAUNCHER=launcher),
+    )
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout
+
+
 @pytest.mark.slow
 def test_an_interrupt_while_a_rank_is_handed_its_work_is_silent():
     code = f"""

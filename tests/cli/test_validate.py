@@ -13,6 +13,10 @@ from processes import PATIENCE_SECONDS, environment, torchrun_environments
 
 pytest.importorskip("torch")
 
+from axonn_tune.cli.interrupts import resumable
+from axonn_tune.errors import AxonnTuneError
+from axonn_tune.io.journal import Journal
+
 MODULE = [sys.executable, "-m", "axonn_tune.cli.main"]
 # Two ranks, made-up machine: what is checked here is not how good the prediction is.
 ARGUMENTS = ["--model", "tiny", "--machine", "dgx-a100", "--gpus", "2", "--seq-len", "16"]
@@ -97,6 +101,14 @@ def test_limits_decide_the_exit_code_of_a_report(capsys, limits, code, said):
 
 
 @pytest.mark.slow
+def test_a_journal_that_cannot_be_gone_on_with_is_not_said_to_be_kept(tmp_path):
+    journal = Journal(str(tmp_path / "report.json.partial"), "validation")
+    Path(journal.path).write_text("[1]\n")
+    with pytest.raises(AxonnTuneError) as refused, resumable(journal):
+        journal.read({})
+    assert str(refused.value).endswith("delete it and leave --resume out to begin anew")
+
+
 def test_limits_decide_the_exit_code_of_a_run(report):
     """The run of the fixture kept to its limits; a prediction without any error is none."""
     assert "passed  regret" in report[1] and "FAILED" not in report[1]

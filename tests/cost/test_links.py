@@ -75,6 +75,12 @@ def test_three_ranks_on_nodes_of_four_cross():
     assert rings(1, 3, 4) == 2
 
 
+@pytest.mark.timeout(10)
+def test_a_prime_number_of_a_million_ranks_takes_no_time():
+    primes = np.full(20, 1_000_003)
+    assert rings_through_boundary(np.ones_like(primes), primes, 4).tolist() == [2] * 20
+
+
 def links_of(machine, stride, size):
     return axis_links(machine, np.array([stride]), np.array([size]))
 
@@ -396,6 +402,19 @@ def test_a_job_that_fits_in_a_rack_is_as_fast_as_on_one_that_it_fills():
     assert bandwidths[0] == bandwidths[1]
 
 
+def test_links_that_are_taken_for_some_groups_are_those_of_these_groups():
+    machine = load_machine("frontier")
+    stride, size = np.array([1, 1, 8, 64]), np.array([2, 8, 4, 16])
+    rows = np.array([3, 1, 1])
+    taken = axis_links(machine, stride, size).take(rows)
+    alone = axis_links(machine, stride[rows], size[rows])
+    assert list(taken.kinds) == list(alone.kinds)
+    for kind, links in taken.kinds.items():
+        assert links is taken.kinds[kind]
+        for name in ("bandwidth_bytes_per_s", "bounding_level", "ring_seconds", "tree_seconds"):
+            np.testing.assert_array_equal(getattr(links, name), getattr(alone.kinds[kind], name))
+
+
 # All-reduces on trees -----------------------------------------------------------------------
 
 
@@ -461,14 +480,3 @@ def test_a_ring_is_no_bound_of_what_trees_send_over_two_nodes():
     least = (links.occupied_s_per_byte * links.all_reduce_passes).max()
     assert least == pytest.approx(1 / 80e9)
     assert links_of(machine, 1, 16).all_reduce_passes.max() == pytest.approx(2 * 15 / 16)
-def test_links_that_are_taken_for_some_groups_are_those_of_these_groups():
-    machine = load_machine("frontier")
-    stride, size = np.array([1, 1, 8, 64]), np.array([2, 8, 4, 16])
-    rows = np.array([3, 1, 1])
-    taken = axis_links(machine, stride, size).take(rows)
-    alone = axis_links(machine, stride[rows], size[rows])
-    assert list(taken.kinds) == list(alone.kinds)
-    for kind, links in taken.kinds.items():
-        assert links is taken.kinds[kind]
-        for name in ("bandwidth_bytes_per_s", "bounding_level", "ring_seconds", "tree_seconds"):
-            np.testing.assert_array_equal(getattr(links, name), getattr(alone.kinds[kind], name))

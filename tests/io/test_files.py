@@ -19,6 +19,7 @@ from axonn_tune.io.files import (
     write_files,
     write_text,
 )
+from axonn_tune.io.journal import Journal
 
 
 def test_text_is_read_without_a_byte_order_mark(tmp_path: Path) -> None:
@@ -71,6 +72,21 @@ def test_an_open_file_is_written_and_not_replaced(tmp_path: Path) -> None:
         file.flush()
         write_text(f"/dev/fd/{file.fileno()}", "new\n")
     assert path.read_text() == "before\nnew\n"
+
+
+def test_an_empty_path_is_not_the_current_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for use in (
+        lambda: read_text(""),
+        lambda: write_text("", "text"),
+        lambda: write_files("", {"a.txt": "text"}),
+        lambda: Journal.beside(""),
+    ):
+        with pytest.raises(FileError, match="the path of a file is empty; allowed: a path"):
+            use()
+    assert not list(tmp_path.iterdir())
 
 
 def test_several_files_go_into_one_directory(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from axonn_tune.errors import FileError
 from axonn_tune.io.journal import MOST_ATTEMPTS, Journal, MeasurementJournal
 
+ANEW = "delete it and leave --resume out to begin anew"
 OWNER = {"device": "CPU", "nodes": ["a", "a"]}
 
 
@@ -42,12 +43,14 @@ def test_a_malformed_line_in_the_middle_is_named(journal):
     with open(journal.path, "a") as file:
         file.write("no JSON\n")
     journal.add("more", 1)
-    with pytest.raises(FileError, match="line 2: malformed"):
+    with pytest.raises(FileError, match=f"line 2: malformed; {ANEW}"):
         journal.read(OWNER)
 
 
 def test_the_journal_of_another_machine_is_refused(journal):
-    with pytest.raises(FileError, match=r"begun with nodes \['a', 'a'\]; here it is \['b'\]"):
+    with pytest.raises(
+        FileError, match=rf"begun with nodes \['a', 'a'\]; here it is \['b'\]; {ANEW}"
+    ):
         journal.read({**OWNER, "nodes": ["b"]})
 
 
@@ -62,7 +65,7 @@ def test_what_is_no_journal_is_refused(tmp_path):
         Journal(str(path)).read(OWNER)
     for text in ("", "name: frontier\n", "[1]\n"):
         path.write_text(text)
-        with pytest.raises(FileError, match="not the journal"):
+        with pytest.raises(FileError, match=f"not the journal of .*; {ANEW}"):
             Journal(str(path)).read(OWNER)
 
 

@@ -1,6 +1,7 @@
 """A process's place among the ranks of a job, as launchers tell it."""
 
 import os
+import re
 import sys
 import threading
 import time
@@ -17,7 +18,14 @@ import torch.distributed as dist
 
 from axonn_tune.errors import InputError
 from axonn_tune.runtime.ranks import series, session
-from axonn_tune.runtime.ranks.place import Place, first_host, place_in_job, slurm_rendezvous
+from axonn_tune.runtime.ranks.launch import launch
+from axonn_tune.runtime.ranks.place import (
+    Place,
+    first_host,
+    place_in_job,
+    require_meeting_place,
+    slurm_rendezvous,
+)
 from axonn_tune.runtime.run import device_name
 
 SLURM = {
@@ -94,9 +102,28 @@ def test_rendezvous_is_the_same_on_all_ranks_and_differs_between_steps():
     assert slurm_rendezvous({**SLURM, **given}) == given
 
 
-def test_a_node_without_an_address_is_named():
-    with pytest.raises(InputError, match=r"node 'no-such-node.invalid'.*set MASTER_ADDR"):
-        slurm_rendezvous({**SLURM, "SLURM_STEP_NODELIST": "no-such-node.invalid"})
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("address", ["no-such-node.invalid", "", "a b", "x" * 300])
+def test_an_address_that_nobody_knows_is_named(address):
+    """Torch would look for it for ever."""
+    with pytest.raises(InputError, match=re.escape(f"MASTER_ADDR is '{address[:80]}'")):
+        require_meeting_place({"MASTER_ADDR": address, "MASTER_PORT": "29500"})
+
+
+@pytest.mark.parametrize("port", ["", "many", "0", "-1", "65536", "²"])
+def test_a_port_that_is_none_is_named(port):
+    with pytest.raises(InputError, match=re.escape(f"MASTER_PORT is '{port}'; allowed: 1 to 655")):
+        require_meeting_place({"MASTER_ADDR": "localhost", "MASTER_PORT": port})
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_cannot_look_up_where_they_meet_end_at_once(monkeypatch, rank):
+    place = {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "no.such.invalid", "MASTER_PORT": 29500}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(InputError, match=r"MASTER_ADDR is 'no\.such"):
+        launch(series.execute_series, None, 2, "cpu")
 
 
 def test_a_rank_that_has_joined_waits_for_all_in_each_round():

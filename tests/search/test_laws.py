@@ -189,7 +189,9 @@ def test_nothing_fits_says_from_how_many_gpus_it_would():
         ({11, 8, 9, 30}, [9, 11]),
         ({8, 6}, [8]),
         ({13, 14}, [13]),
-        ({1033}, [1033]),
+        ({74}, [74]),
+        ({75, 76}, [76]),
+        ({1024}, [1024]),
         ({1034}, []),
     ],
 )
@@ -199,8 +201,19 @@ def test_the_nearest_counts_lie_on_both_sides(wanted, counts):
 
 
 def test_the_nearest_smaller_count_is_at_most_1023_away():
-    assert list(nearest_counts(3000, lambda n: n == 3000 - 1023)) == [1977]
+    assert list(nearest_counts(3000, lambda n: n == 1984)) == [1984]
     assert list(nearest_counts(3000, lambda n: n == 3000 - 1024)) == []
+
+
+def test_of_counts_far_away_only_multiples_of_powers_of_two_are_tried():
+    """A prime million of GPUs has 100,000 numbers within a tenth of it on each side."""
+    tried = []
+    prime = 1_000_003
+    assert not nearest_counts(prime, lambda n: tried.append(n) is not None, farthest=100_000)
+    assert {prime + i for i in range(-64, 65) if i} <= set(tried) and len(tried) < 1000
+    assert len(tried) == len(set(tried))
+    for count in tried:
+        assert count % 2 ** max(abs(count - prime).bit_length() - 7, 0) == 0
 
 
 def test_only_multiples_of_a_step_are_tried():

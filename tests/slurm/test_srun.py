@@ -44,9 +44,7 @@ def test_a_meeting_point_without_an_address_is_named(slurm):
     done = srun(slurm, "--grid", "1x2x1x2", MASTER_ADDR="")
     assert done.returncode == 2
     said = [line for line in done.stderr.splitlines() if line.startswith("axonn-tune")]
-    assert said == [
-        "axonn-tune: node 'n1', the first of Slurm's, has no address here; set MASTER_ADDR to one"
-    ]
+    assert len(said) == 1 and "MASTER_ADDR is 'n1', which is unknown here; allowed: " in said[0]
 
 
 @pytest.mark.sweep

@@ -24,7 +24,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from axonn_tune.errors import AxonnTuneError, FileError, InputError
 from axonn_tune.runtime.ranks import server
 from axonn_tune.runtime.ranks.parent import die_with_launcher, launching
-from axonn_tune.runtime.ranks.place import Place, place_in_job, slurm_rendezvous
+from axonn_tune.runtime.ranks.place import (
+    Place,
+    place_in_job,
+    require_meeting_place,
+    slurm_rendezvous,
+)
 from axonn_tune.runtime.ranks.session import LostRankError
 
 MONITOR_SECONDS = 0.1  # time between two looks of the launcher whether a rank has died
@@ -77,6 +82,7 @@ def launch(
         raise InputError(f"the task needs {n_ranks} ranks; this job has {place.n_ranks}")
     if "RANK" not in os.environ:
         os.environ.update(slurm_rendezvous(os.environ))
+    require_meeting_place(os.environ)
     try:
         result = function(request, place)
     except LostRankError:

@@ -13,6 +13,7 @@ from axonn_tune.spec.checks import whole_number
 # Slurm's job numbers are spread over these ports (IANA: dynamic ports begin with 49152).
 _FIRST_PORT = 49152
 _N_PORTS = 16000
+_LARGEST_PORT = 2**16 - 1
 # Variables that hold a rank, the number of ranks, and the same two numbers for this node.
 _TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _SRUN = (
@@ -80,23 +81,41 @@ def slurm_rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
     Raises
     ------
     InputError
-        The name of the first node is unknown here.
+        Slurm names no node.
     """
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST", "")
     job = whole_number(environment.get("SLURM_JOB_ID", "")) or 0
     step = whole_number(environment.get("SLURM_STEP_ID", "")) or 0
     port = _FIRST_PORT + (job * 31 + step) % _N_PORTS
     address = environment.get("MASTER_ADDR") or first_host(nodes)
-    try:
-        socket.getaddrinfo(address, None)
-    except (OSError, UnicodeError):
-        raise InputError(
-            f"node '{address}', the first of Slurm's, has no address here; set MASTER_ADDR to one"
-        ) from None
     return {
         "MASTER_ADDR": address,
         "MASTER_PORT": environment.get("MASTER_PORT") or str(port),
     }
+
+
+def require_meeting_place(environment: Mapping[str, str]) -> None:
+    """Raise InputError unless torch's variables name a port, and an address that is known here.
+
+    Torch itself looks for a name that nobody knows far beyond every time-out.
+    """
+    port = environment.get("MASTER_PORT", "")
+    if not 0 < (whole_number(port) or 0) <= _LARGEST_PORT:
+        raise InputError(
+            f"environment variable MASTER_PORT is '{port[:40]}'; allowed: 1 to {_LARGEST_PORT}, "
+            "as torchrun sets it"
+        )
+    address = environment.get("MASTER_ADDR", "")
+    try:
+        if not address:  # The system would take it for this machine.
+            raise OSError
+        socket.getaddrinfo(address, None)
+    except (OSError, UnicodeError):
+        raise InputError(
+            f"environment variable MASTER_ADDR is '{address[:80]}', which is unknown here; "
+            "allowed: the name or the address of the node of rank 0, as torchrun sets it; under "
+            "Slurm, unless it is set, the job's first node"
+        ) from None
 
 
 def first_host(nodes: str) -> str:
