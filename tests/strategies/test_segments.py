@@ -103,6 +103,21 @@ def test_copies_of_gathered_weights_keep_segments_of_their_own():
     assert few == pytest.approx(2 * stored * (2 + 1 / 8), rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("micro_batch", "replicas", "replayed_gib", "measured_gib"),
+    [(1, 2, 2.74, 2.6), (2, 4, 3.56, 3.4), (4, 2, 5.89, 6.0), (4, 8, 5.41, 5.4)],
+)
+def test_states_of_a_stage_with_a_tensor_group_share_the_segments_of_copies(
+    micro_batch, replicas, replayed_gib, measured_gib
+):
+    """A replay of the first steps of eight tensor ranks and two stages; hosts are not ahead."""
+    sizes = {"tensor": 8, "data": replicas, "pipeline": 2}
+    held = nanotron(256, micro_batch, sharded=True, **sizes)
+    assert not held.runs_ahead
+    assert first_stage_bytes(held) / GIB == pytest.approx(replayed_gib, rel=0.045)
+    assert first_stage_bytes(held) / GIB == pytest.approx(measured_gib, rel=0.055)
+
+
 def test_gradients_of_a_stage_take_the_memory_of_its_activations():
     """Only that of the embedding is larger than any tensor of a layer."""
     terms = nanotron(256, sharded=True, data=8, pipeline=2).memory_terms_bytes
