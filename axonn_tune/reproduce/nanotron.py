@@ -32,13 +32,14 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield measured steps; the profile describes the machine on which they ran.
 
     The steps of 1B on up to 16 nodes are those on which the engine's times of the host were
-    fitted. Runs that slept between their stages are set apart. Only rank 0, which is in the first
-    stage, wrote down its memory (nanotron 67c5ebb6, helpers.py, write_to_csv): what its allocator
-    has reserved at the end of the third step (trainer.py, train_step_logs). What it has allocated
-    would not depend on the micro-batch, since each step resets the peak after its passes
-    (logging.py, log_memory).
+    fitted. Runs that slept between their stages are set apart, and their hosts wait for each
+    message, as in the revision that sleeps. Only rank 0, which is in the first stage, wrote down
+    its memory (nanotron 67c5ebb6, helpers.py, write_to_csv): what its allocator has reserved at the
+    end of the third step (trainer.py, train_step_logs). What it has allocated would not depend on
+    the micro-batch, since each step resets the peak after its passes (logging.py, log_memory).
     """
     engine = loaders.engine("nanotron")
+    waiting = _with_waiting_hosts(engine)
     machine = loaders.machine("aws-p5-2024")
     paper = Paper("nanotron", "Ultra-Scale Playbook of Hugging Face (Apache-2.0)", machine)
     fitting = replace(paper, is_fitted=True)
@@ -52,8 +53,9 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             "step_seconds": float(row["step_seconds"]),
             "first_stage_gib": float(row["memory_gib"]),
         }
+        search = _search(row, machine, waiting if has_slept else engine)
         run = (fitting if is_fitted else paper).run(
-            f"{row['model']}, {nodes}", subject, _search(row, machine, engine), published
+            f"{row['model']}, {nodes}", subject, search, published
         )
         yield replace(run, is_set_apart=has_slept)
 
@@ -90,6 +92,12 @@ def _least_seconds(row: Row, group: Iterable[Row]) -> float:
         if int(other["pipeline"]) <= int(row["pipeline"])
         and int(other["micro_batch"]) >= int(row["micro_batch"])
     )
+
+
+def _with_waiting_hosts(engine: Engine) -> Engine:
+    """Return the engine whose hosts wait until each message between stages has passed."""
+    memory = replace(engine.memory, awaits_messages=True, finished_passes=None)
+    return replace(engine, memory=memory)
 
 
 def _is_scattering(row: Row) -> bool:

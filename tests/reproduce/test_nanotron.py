@@ -217,6 +217,61 @@ def test_the_page_says_what_the_allocator_holds_back(rows, timed):
     assert f"and {median['awake']} for the others" in text
 
 
+def first_stage_gib(prediction, finished_passes):
+    """Return the memory where another number of forward passes has finished."""
+    scenario = prediction.scenario
+    engine = scenario.strategy.engine
+    number = engine.memory.finished_passes
+    number = None if finished_passes is None else replace(number, value=finished_passes)
+    memory = replace(engine.memory, finished_passes=number)
+    strategy = replace(scenario.strategy, engine=replace(engine, memory=memory))
+    return first_stage_bytes(replace(prediction, scenario=replace(scenario, strategy=strategy))) / (
+        2**30
+    )
+
+
+def test_two_finished_passes_are_fitted_to_the_small_model_and_met_by_the_large_one(rows, timed):
+    awake = [
+        (row, each)
+        for row, each in zip(rows, timed, strict=True)
+        if row["pipeline"] != "1" and row["tensor"] != "1" and not each.run.is_set_apart
+    ]
+    errors = {
+        (model, number): 100.0
+        * np.mean(
+            [
+                abs(first_stage_gib(each.prediction, number) / float(row["memory_gib"]) - 1.0)
+                for row, each in awake
+                if row["model"] == model
+            ]
+        )
+        for model in ("1B", "8B")
+        for number in (0.0, 1.0, 2.0, 3.0, 4.0, None)
+    }
+    for model in ("1B", "8B"):
+        of_model = {number: error for (name, number), error in errors.items() if name == model}
+        assert min(of_model, key=of_model.get) == 2.0
+    n_fitted = sum(row["model"] == "1B" for row, _ in awake)
+    text = " ".join(PAGE.split())
+    assert f"fitted to {n_fitted} runs of 1B, whose mean error is {errors['1B', 2.0]:.1f} %" in text
+    assert f"({errors['1B', None]:.1f} % without)" in text
+    assert f"of 8B are met within {errors['8B', 2.0]:.1f} % instead of" in text
+    assert f"instead of {errors['8B', None]:.1f} %" in text
+
+
+def test_slow_runs_without_stages_hold_nearly_nothing_back(timed):
+    slow = [
+        relative_error(each.run, "first_stage_gib", each.prediction)
+        for each in timed
+        if each.prediction.layout.n_stages == 1
+        and each.prediction.layout.sizes["tensor"] > 1
+        and each.measured_seconds > 1.5 * each.predicted_seconds
+    ]
+    text = " ".join(PAGE.split())
+    assert f"are {len(slow)} runs that took more than 1.5 times as long as predicted" in text
+    assert f"are predicted {100 * np.mean(slow):.0f} % too full in the mean" in text
+
+
 def layers_of_first_stage(row):
     """Return how many layers it takes to have a stage's share of the products, the head's too."""
     hidden = int(row["hidden"])
@@ -231,7 +286,7 @@ def test_hosts_of_many_stages_were_further_ahead_than_the_public_code_allows(row
         is_ahead = each.prediction.runs_ahead and row["tensor"] != "1"
         if not (is_filled and is_ahead) or each.run.is_set_apart:
             continue
-        beside = first_stage_bytes(replace(each.prediction, runs_ahead=False)) / 2**30
+        beside = first_stage_gib(replace(each.prediction, runs_ahead=False), None)
         tensor = int(row["micro_batch"]) * 4096 * int(row["hidden"]) * 2 / 2**30
         held.append((float(row["memory_gib"]) - beside) / tensor)
         of_two_passes.append(4 * layers_of_first_stage(row))
