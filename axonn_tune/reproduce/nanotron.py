@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from axonn_tune.reproduce.comparison import grouped
@@ -23,19 +23,23 @@ _SCATTERING_GPUS = 512
 # between looks at whether a message of shapes has passed (pipeline_parallel/p2p.py). There are two
 # for each tensor, and a forward pass hands on two tensors.
 _SLEEPING_SECONDS = 2 * 2 * 0.1
+# With so many tensor ranks no run is awake to be compared with: its slots are about as long with 4
+# or 8 stages as with 2, as those of runs that slept. Without sleep they are half as long.
+_ALWAYS_SLEEPING_RANKS = 32
 
 
 def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield measured steps; the profile describes the machine on which they ran.
 
     The steps of 1B on up to 16 nodes are those on which the engine's times of the host were
-    fitted. Runs that slept between their stages are set apart. Only rank 0, which is in the first
-    stage, wrote down its memory (nanotron 67c5ebb6, helpers.py, write_to_csv): what its allocator
-    has reserved at the end of the third step (trainer.py, train_step_logs). What it has allocated
-    would not depend on the micro-batch, since each step resets the peak after its passes
-    (logging.py, log_memory).
+    fitted. Runs that slept between their stages are set apart, and their hosts wait for each
+    message, as in the revision that sleeps. Only rank 0, which is in the first stage, wrote down
+    its memory (nanotron 67c5ebb6, helpers.py, write_to_csv): what its allocator has reserved at the
+    end of the third step (trainer.py, train_step_logs). What it has allocated would not depend on
+    the micro-batch, since each step resets the peak after its passes (logging.py, log_memory).
     """
     engine = loaders.engine("nanotron")
+    waiting = _with_waiting_hosts(engine)
     machine = loaders.machine("aws-p5-2024")
     paper = Paper("nanotron", "Ultra-Scale Playbook of Hugging Face (Apache-2.0)", machine)
     fitting = replace(paper, is_fitted=True)
@@ -49,8 +53,9 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             "step_seconds": float(row["step_seconds"]),
             "first_stage_gib": float(row["memory_gib"]),
         }
+        search = _search(row, machine, waiting if has_slept else engine)
         run = (fitting if is_fitted else paper).run(
-            f"{row['model']}, {nodes}", subject, _search(row, machine, engine), published
+            f"{row['model']}, {nodes}", subject, search, published
         )
         yield replace(run, is_set_apart=has_slept)
 
@@ -59,26 +64,45 @@ def slept(rows: Sequence[Row]) -> list[bool]:
     """Return of each run whether it slept between its stages.
 
     Such a run takes longer, by all that sleep in each slot of its pipeline, than another one of the
-    same model, tensor group, stages and micro-batch, whatever their replicas and what these share.
-    Without stages nothing is handed on.
+    same model and tensor group that has no less to do in a slot: it has at most as many stages, and
+    at least its micro-batch. Without stages nothing is handed on.
     """
-    fastest = {
-        stage: min(map(_slot_seconds, group)) for stage, group in grouped(rows, _stage).items()
-    }
+    groups = grouped(filter(_has_stages, rows), lambda row: (row["model"], row["tensor"]))
     return [
-        int(row["pipeline"]) > 1 and _slot_seconds(row) - fastest[_stage(row)] >= _SLEEPING_SECONDS
+        _has_stages(row)
+        and (
+            int(row["tensor"]) == _ALWAYS_SLEEPING_RANKS
+            or _slot_seconds(row) - _least_seconds(row, groups[row["model"], row["tensor"]])
+            >= _SLEEPING_SECONDS
+        )
         for row in rows
     ]
+
+
+def _has_stages(row: Row) -> bool:
+    """Return whether a run has a pipeline."""
+    return int(row["pipeline"]) > 1
+
+
+def _least_seconds(row: Row, group: Iterable[Row]) -> float:
+    """Return the time of the fastest slot of a group's runs that have no less to do in it."""
+    return min(
+        _slot_seconds(other)
+        for other in group
+        if int(other["pipeline"]) <= int(row["pipeline"])
+        and int(other["micro_batch"]) >= int(row["micro_batch"])
+    )
+
+
+def _with_waiting_hosts(engine: Engine) -> Engine:
+    """Return the engine whose hosts wait until each message between stages has passed."""
+    memory = replace(engine.memory, awaits_messages=True, finished_passes=None)
+    return replace(engine, memory=memory)
 
 
 def _is_scattering(row: Row) -> bool:
     """Return whether a run is on so many nodes that its time says little."""
     return int(row["gpus"]) >= _SCATTERING_GPUS
-
-
-def _stage(row: Row) -> tuple[str, ...]:
-    """Return what determines the work of a stage for one micro-batch."""
-    return tuple(row[name] for name in ("model", "tensor", "pipeline", "micro_batch"))
 
 
 def _slot_seconds(row: Row) -> float:

@@ -153,6 +153,12 @@ class MemoryForm:
         Tensors of the whole residual stream that have been reduced and scattered in a tensor group,
         and whose memory PyTorch's allocator holds back, because the GPU is so far behind the host
         that the collectives have not read them.
+    finished_passes
+        Forward passes that the GPU of a stage has finished when its host has issued all that come
+        before the first backward pass; None for all of them.
+    awaits_messages
+        Whether the host of a stage waits until each message between stages has passed, so that it
+        issues two passes ahead at most.
     workspaces, expert_workspaces
         Number of cuBLAS's workspaces that it holds for products besides torch's own, and the number
         that it adds for the grouped products of experts (`Gpu.workspace_bytes`).
@@ -186,6 +192,8 @@ class MemoryForm:
     tiles_mlp: bool = False
     overwrites_gates: bool = False
     held_back_tensors: Quantity | None = None
+    finished_passes: Quantity | None = None
+    awaits_messages: bool = False
     workspaces: int = 0
     expert_workspaces: int = 0
     counts_segments: bool = False
@@ -200,7 +208,7 @@ class MemoryForm:
             (0.1, ("attention_factor", "grouped_attention_factor", "mlp_factor")),
             (0.5, ("attention_output_bytes", "activation_input_bytes")),
             (0.0, ("logit_bytes", "split_logit_bytes", "unsummed_bytes")),
-            (0.0, ("dummy_gradient_bytes", "held_back_tensors")),
+            (0.0, ("dummy_gradient_bytes", "held_back_tensors", "finished_passes")),
             (0.0, ("logit_block_bytes", "kept_streams", "rotation_bytes")),
         ):
             require_facts("memory", self, names, smallest, LARGEST_FACTOR)

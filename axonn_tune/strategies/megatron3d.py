@@ -503,7 +503,7 @@ class Megatron3D:
             + largest_moved(shapes, layers)
             + n_dummies * dummy_bytes
             + segments.kept_bytes,
-            **self._held_back(segments, len(above), trained, owned * states.moments_bytes),
+            **self._held_back(segments, len(above), first, trained, owned * states.moments_bytes),
         }
 
     def _unsummed(
@@ -526,30 +526,38 @@ class Megatron3D:
         return np.where(table.size(self.replicas) > 1, nbytes * trained, beside)
 
     def _held_back(
-        self, segments: Segments, n_layers: int, trained: Array, moments_bytes: Array
+        self, segments: Segments, n_layers: int, first: bool, trained: Array, moments_bytes: Array
     ) -> dict[str, Array]:
         """Return the bytes that the allocator holds back; no term where no engine says so.
 
         Each pass of a layer reduces and scatters two tensors. At the end of the last forward pass,
         those of all passes count that the host has issued, up to what its queue holds. Before all
         stages have a micro-batch, those of the forward pass alone count. Between stages the host
-        may need longer than the GPU.
+        may need longer than the GPU, and then only forward passes count that the GPU has yet to run
+        when the host has issued all that come before the first backward pass. In the first stage
+        each of these reduces and scatters the embedding's output, too.
         """
-        most = self.engine.memory.held_back_tensors
+        memory = self.engine.memory
+        most = memory.held_back_tensors
         if most is None:
             return {}
         shapes, table = segments.shapes, segments.shapes.table
         n_micro = table.n_microsteps(shapes.job.global_batch)
         n_stages = table.n_stages
+        tensor_bytes = shapes.stream_bytes * (table.size("tensor") > 1)
         n_passes = np.where(n_micro > n_stages, 2.0 * n_micro - n_stages, 1.0)
-        n_tensors = np.minimum(2.0 * n_layers * n_passes, most.value)
-        queued = n_tensors * shapes.stream_bytes * (table.size("tensor") > 1)
+        if memory.awaits_messages and n_stages > 1:
+            n_passes = np.minimum(n_passes, 2.0)
+        queued = np.minimum(2.0 * n_layers * n_passes, most.value) * tensor_bytes
+        n_forward = segments.held / max(n_layers, 1)
+        n_unfinished = np.maximum(n_forward - value_or(memory.finished_passes, np.inf), 0.0)
+        unfinished = np.minimum((2.0 * n_layers + first) * n_unfinished, most.value) * tensor_bytes
         replicas = table.size(self.replicas)
         weights = trained * shapes.element_bytes * self.distributed_optimizer * (replicas > 1)
-        in_stages = queued * (n_stages > 1)
         states = moments_bytes, weights, replicas
-        nbytes = segments.held_back_bytes(*states, n_micro, queued - in_stages)
-        return {HELD_BACK: nbytes, QUEUED: in_stages}
+        in_any_case = np.where(n_stages > 1, unfinished, queued)
+        nbytes = segments.held_back_bytes(*states, n_micro, in_any_case)
+        return {HELD_BACK: nbytes, QUEUED: np.maximum(queued - in_any_case, 0.0)}
 
     def owned_share(self, shapes: Shapes, stored: Array, experts: Size) -> Array:
         """Return the number of parameters whose optimizer states a rank holds if they are sharded.

@@ -103,6 +103,21 @@ def test_copies_of_gathered_weights_keep_segments_of_their_own():
     assert few == pytest.approx(2 * stored * (2 + 1 / 8), rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("micro_batch", "replicas", "replayed_gib", "measured_gib"),
+    [(1, 2, 2.74, 2.6), (2, 4, 3.56, 3.4), (4, 2, 5.89, 6.0), (4, 8, 5.41, 5.4)],
+)
+def test_states_of_a_stage_with_a_tensor_group_share_the_segments_of_copies(
+    micro_batch, replicas, replayed_gib, measured_gib
+):
+    """A replay of the first steps of eight tensor ranks and two stages; hosts are not ahead."""
+    sizes = {"tensor": 8, "data": replicas, "pipeline": 2}
+    held = nanotron(256, micro_batch, sharded=True, **sizes)
+    assert not held.runs_ahead
+    assert first_stage_bytes(held) / GIB == pytest.approx(replayed_gib, rel=0.045)
+    assert first_stage_bytes(held) / GIB == pytest.approx(measured_gib, rel=0.055)
+
+
 def test_gradients_of_a_stage_take_the_memory_of_its_activations():
     """Only that of the embedding is larger than any tensor of a layer."""
     terms = nanotron(256, sharded=True, data=8, pipeline=2).memory_terms_bytes
@@ -124,11 +139,54 @@ def test_a_stage_holds_tensors_back_where_its_kernels_take_longer_than_its_host(
     assert first_stage_bytes(held) / GIB == pytest.approx(measured_gib, rel=0.05)
 
 
-@pytest.mark.parametrize(("n_micro", "n_tensors"), [(8, 6), (9, 53), (16, 53)])
+# Two for each of the three layers of the first stage, and one for the embedding.
+OF_FORWARD_PASS = 7
+
+
+def held_back_tensors(prediction, beside):
+    tensor = prediction.configuration.micro_batch * 4096 * 2048 * 2
+    return (first_stage_bytes(prediction) - first_stage_bytes(beside)) / tensor
+
+
+def with_memory(prediction, **facts):
+    """Return the prediction of an engine with other facts of its memory."""
+    scenario = prediction.scenario
+    engine = scenario.strategy.engine
+    engine = replace(engine, memory=replace(engine.memory, **facts))
+    strategy = replace(scenario.strategy, engine=engine)
+    return replace(prediction, scenario=replace(scenario, strategy=strategy))
+
+
+@pytest.mark.parametrize(
+    ("n_micro", "n_tensors"), [(8, 6 * OF_FORWARD_PASS), (9, 53), (16, 53), (3, OF_FORWARD_PASS)]
+)
 def test_a_stage_holds_a_full_queue_back_once_all_stages_have_a_micro_batch(n_micro, n_tensors):
-    """Before, it holds those of the forward pass of its three layers."""
+    """Before, it holds those of the forward passes of its three layers but for the first two."""
     ahead = nanotron(16 * n_micro, 16, tensor=4, pipeline=8, data=1)
-    waits = replace(ahead, runs_ahead=False)
+    none = with_memory(replace(ahead, runs_ahead=False), finished_passes=None)
     assert ahead.runs_ahead
-    queued = first_stage_bytes(ahead) - first_stage_bytes(waits)
-    assert queued == n_tensors * 16 * 4096 * 2048 * 2
+    assert held_back_tensors(ahead, none) == n_tensors
+
+
+@pytest.mark.parametrize(("n_stages", "n_tensors"), [(2, 0), (4, 2 * 11), (8, 6 * OF_FORWARD_PASS)])
+def test_a_stage_behind_its_host_has_finished_two_of_the_forward_passes(n_stages, n_tensors):
+    """The first stages have ten, five and three layers; a second backward pass adds nothing."""
+    behind = nanotron(256, 4, tensor=16, pipeline=n_stages, data=1)
+    none = with_memory(behind, finished_passes=None)
+    assert not behind.runs_ahead
+    assert held_back_tensors(behind, none) == pytest.approx(n_tensors)
+
+
+@pytest.mark.parametrize(("n_micro", "n_tensors"), [(1, 6), (8, 6), (9, 12), (16, 12)])
+def test_a_host_that_waits_for_messages_is_two_passes_ahead_at_most(n_micro, n_tensors):
+    ahead = nanotron(16 * n_micro, 16, tensor=4, pipeline=8, data=1)
+    waits = with_memory(ahead, awaits_messages=True, finished_passes=None)
+    assert ahead.runs_ahead
+    assert held_back_tensors(waits, replace(waits, runs_ahead=False)) == n_tensors
+
+
+def test_a_host_without_stages_has_no_messages_to_wait_for():
+    alone = nanotron(256, 1, tensor=4, data=1)
+    waits = with_memory(alone, awaits_messages=True)
+    held = predict(waits.scenario, waits.configuration)
+    assert first_stage_bytes(held) == first_stage_bytes(alone)
