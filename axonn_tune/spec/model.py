@@ -30,6 +30,7 @@ DENSE_SIZES = (
     "position",
     "bias",
     "qkv_bias",
+    "proj_bias",
     "tied_embeddings",
     "parallel_block",
 )
@@ -91,6 +92,9 @@ class Model:
         Whether linear layers have biases.
     qkv_bias
         Whether the product that forms queries, keys and values has a bias; None stands for `bias`.
+    proj_bias
+        Whether the last product of attention has a bias; None stands for `bias`. In latent
+        attention it has one if queries, keys and values have.
     tied_embeddings
         Whether the embedding and the head share one weight.
     parallel_block
@@ -146,6 +150,7 @@ class Model:
     scaled_rotary: bool = False
     bias: bool = True
     qkv_bias: bool | None = None
+    proj_bias: bool | None = None
     tied_embeddings: bool = True
     parallel_block: bool = False
     norms_per_block: int = 2
@@ -180,8 +185,9 @@ class Model:
             if getattr(self, name) in (0, None):
                 object.__setattr__(self, name, default)
             require_count(owner, name, getattr(self, name))
-        if self.qkv_bias is None:
-            object.__setattr__(self, "qkv_bias", self.bias)
+        for name in ("qkv_bias", "proj_bias"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, self.bias)
         require_choice(owner, "norm", self.norm, ("layer", "rms"))
         require_choice(owner, "position", self.position, ("learned", "rotary", "none"))
         if self.qk_norm:
@@ -298,7 +304,7 @@ class Model:
         kv = self.n_kv_heads * self.head_dim
         return (
             Linear("qkv", self.hidden_size, heads + 2 * kv, False, bool(self.qkv_bias)),
-            Linear("proj", heads, self.hidden_size, True, self.bias),
+            Linear("proj", heads, self.hidden_size, True, bool(self.proj_bias)),
         )
 
     @cached_property

@@ -145,14 +145,14 @@ _GLM4 = Architecture(
     counts=_COUNTS,
     optional_counts=_KV_HEADS | _HEAD_DIM,
     flags=_UNTIED | {"attention_bias": True},
-    fixed=_UNBIASED,
+    fixed=_UNBIASED | {"proj_bias": False},
     defaults={"num_key_value_heads": 2, "head_dim": 128},
 )
 _GLM4_MOE = Architecture(
     counts=_DEEPSEEK_COUNTS,
     optional_counts=_KV_HEADS | _HEAD_DIM,
     flags=_UNTIED | _ATTENTION_BIAS | {"use_qk_norm": False},
-    fixed=_UNBIASED,
+    fixed=_UNBIASED | {"proj_bias": False},
     defaults={"n_routed_experts": 128, "num_experts_per_tok": 8, "num_key_value_heads": 8}
     | {"moe_intermediate_size": 1408},
     numbers=_FIRST_DENSE,
@@ -365,7 +365,7 @@ ARCHITECTURES = {
     "gpt_oss": Architecture(
         counts=_COUNTS | _LOCAL_EXPERTS,
         optional_counts=_KV_HEADS | _HEAD_DIM,
-        flags=_UNTIED,
+        flags=_UNTIED | {"attention_bias": True},
         fixed=_GATED
         | {"bias": True, "experts.bias": True, "clamped_gate": True, "scaled_rotary": True},
         defaults={
@@ -446,7 +446,7 @@ ARCHITECTURES = {
     ),
     "seed_oss": replace(
         _LLAMA,
-        flags=_UNTIED | {"attention_bias": True, "mlp_bias": False},
+        flags=_UNTIED | {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
         defaults={"num_key_value_heads": 8, "head_dim": 128},
     ),
     "smollm3": replace(
@@ -554,19 +554,17 @@ ARCHITECTURES |= {
     "qwen3_vl_text": ARCHITECTURES["qwen3"],
     "qwen3_vl_moe_text": replace(ARCHITECTURES["qwen3_moe"], defaults={}),
 }
-# The field of Model for flags of configs; other flags serve `derived`.
+# The fields of Model for flags of configs; other flags serve `derived`.
 FLAG_FIELDS = {
-    "tie_word_embeddings": "tied_embeddings",
-    "use_parallel_residual": "parallel_block",
-    "attention_bias": "qkv_bias",
-    "qkv_bias": "qkv_bias",
-    "mlp_bias": "bias",
-    "bias": "bias",
-    "use_bias": "bias",
+    "tie_word_embeddings": ("tied_embeddings",),
+    "use_parallel_residual": ("parallel_block",),
+    "attention_bias": ("qkv_bias", "proj_bias"),
+    "attention_out_bias": ("proj_bias",),
+    "qkv_bias": ("qkv_bias",),
+    "mlp_bias": ("bias",),
+    "bias": ("bias",),
+    "use_bias": ("bias",),
 }
-# In these architectures `attention_bias` gives queries, keys and values a bias, but not the last
-# product of attention.
-WITHOUT_OUTPUT_BIAS = frozenset({"glm", "glm4", "glm4_moe", "seed_oss"})
 # Keys that other versions of transformers or other architectures write, with those of the table.
 _FEW_AND_SHARED = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
 OTHER_KEYS = {
