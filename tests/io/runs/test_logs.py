@@ -363,6 +363,28 @@ def test_the_model_of_nanotron_is_a_llama_or_a_dense_qwen(log, old, new, is_know
     assert run.sizes == (sizes if is_known else {})
 
 
+# The line before the first step, and the batch of a step, as trainer.py at 2411b022 writes them.
+NANOTRON_START = (
+    "mbs: 2 | grad_accum: 5 | cp: 1 | sequence_length: 32 | global_batch_size: 20 | "
+    "train_steps: 1000 | start_iteration_step: 0 | consumed_tokens_total: 0"
+)
+NANOTRON_TOKENS = (
+    "TokensArgs(sequence_length=32, micro_batch_size=2, batch_accumulation_per_replica=5)"
+)
+
+
+@pytest.mark.parametrize("start", [NANOTRON_START, NANOTRON_TOKENS])
+def test_the_batch_of_nanotrons_steps_is_in_tokens_and_not_read(log, start):
+    text = (LOGS / "nanotron.log").read_text()
+    text, n_steps = re.subn(
+        r"(?<=gpu: )(.*)global_batch_size: 20", r"\1global_batch_size: 640", text
+    )
+    text, n_starts = re.subn(r"\[Start training\].*", start, text)
+    assert (n_starts, n_steps > 1) == (1, True)
+    (run,) = read_runs(log(text))
+    assert (run.facts["global_batch"], run.facts["micro_batch"]) == ("20", "2")
+
+
 def test_the_groups_of_nemo_are_axes(log):
     groups = "All tensor model parallel group ranks: [[0, 1], [2, 3], [4, 5], [6, 7]]"
     pipeline = "All pipeline model parallel group ranks: [[0, 4], [1, 5], [2, 6], [3, 7]]"
