@@ -339,12 +339,30 @@ def test_megatron_fsdp_shards_over_all_ranks_or_asks_for_the_layout(log, changed
         "data_parallel_sharding_strategy": "optim_grads_params",
         **changed,
     }
-    lines = (LOGS / "megatron.log").read_text().splitlines()
-    kept = [line for line in lines if not any(f"  {name} ." in line for name in changed)]
-    added = [f"  {name} ".ljust(50, ".") + f" {value}" for name, value in changed.items()]
-    (run,) = read_runs(log("\n".join([*added, *kept])))
+    (run,) = read_runs(log(megatron_log_with(changed)))
     assert run.facts["engine"] == "megatron-fsdp" and run.facts.get("layout") == layout
     assert not {"distributed_optimizer", "virtual_stages"} & set(run.facts)
+
+
+@pytest.mark.parametrize(("context", "layout"), [("1", "shard=8"), ("2", None)])
+def test_torchs_fsdp_in_megatron_is_fsdp_and_not_data_parallelism(log, context, layout):
+    changed = {
+        "use_torch_fsdp2": "True",
+        "data_parallel_sharding_strategy": "no_shard",
+        "pipeline_model_parallel_size": "1",
+        "context_parallel_size": context,
+    }
+    (run,) = read_runs(log(megatron_log_with(changed)))
+    assert run.facts["engine"] == "fsdp2" and run.facts.get("layout") == layout
+    assert not {"distributed_optimizer", "virtual_stages"} & set(run.facts)
+
+
+def megatron_log_with(arguments):
+    """Return the text of Megatron-LM's log with some other arguments."""
+    lines = (LOGS / "megatron.log").read_text().splitlines()
+    kept = [line for line in lines if not any(f"  {name} ." in line for name in arguments)]
+    added = [f"  {name} ".ljust(50, ".") + f" {value}" for name, value in arguments.items()]
+    return "\n".join([*added, *kept])
 
 
 @pytest.mark.parametrize(
