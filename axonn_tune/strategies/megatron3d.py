@@ -240,8 +240,14 @@ class Megatron3D:
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
         """Return which candidates have virtual stages and micro-batches for their schedule.
 
-        Stages that are balanced by their products have no virtual stages.
+        Stages that are balanced by their products have no virtual stages. Pipelines in which
+        exchanges of experts overlap have some (TransformerConfig at d98e8a64), unless a search is
+        held to none, as one is that stands for another schedule.
         """
+        is_free = len(self.n_virtual) > 1
+        is_plain = table.n_stages > 1 and table.common_n_virtual == 1
+        if is_free and is_plain and self.has_experts and self.overlaps_experts:
+            return np.zeros(len(table), dtype=bool)
         if self.engine.megatron.balances_stages and table.common_n_virtual > 1:
             return np.zeros(len(table), dtype=bool)
         layout = layers_of_stages(self.stage_layout)
