@@ -34,6 +34,7 @@ DENSE_SIZES = (
     "tied_embeddings",
     "parallel_block",
 )
+SQUARED_RELU, XIELU = "squared-relu", "xielu"
 MOST_LAYERS = 10_000  # Each layer is visited, and no model has a tenth as many.
 
 
@@ -82,6 +83,9 @@ class Model:
         Whether the MLP has a gate (SwiGLU).
     clamped_gate
         Whether the two inputs of a gate are limited before it.
+    activation
+        Activation of an MLP without gate, ``squared-relu`` or ``xielu``; empty for GELU. Each is
+        predicted as one kernel that reads and writes what GELU does.
     norm
         Kind of norm, ``layer`` or ``rms``.
     position
@@ -145,6 +149,7 @@ class Model:
     ffn_hidden_size: int = 0
     gated_mlp: bool = False
     clamped_gate: bool = False
+    activation: str = ""
     norm: str = "layer"
     position: str = "learned"
     scaled_rotary: bool = False
@@ -194,6 +199,12 @@ class Model:
             require_choice(owner, "qk_norm", self.qk_norm, ("head", "all"))
         if self.clamped_gate and not self.gated_mlp:
             raise InputError(f"{owner}: clamped_gate is true; allowed: only with gated_mlp: true")
+        if self.activation:
+            require_choice(owner, "activation", self.activation, (SQUARED_RELU, XIELU))
+            if self.gated_mlp:
+                raise InputError(
+                    f"{owner}: activation is {self.activation}; allowed: only without gated_mlp"
+                )
         if self.scaled_rotary and self.position != "rotary":
             raise InputError(
                 f"{owner}: scaled_rotary is true; allowed: only with position: rotary, "
@@ -237,6 +248,11 @@ class Model:
     def padded_vocab_size(self) -> int:
         """The vocabulary rounded up to a multiple of 128, so that it divides over the grid."""
         return math.ceil(self.vocab_size / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+    @property
+    def left_out_sentence(self) -> str:
+        """What predictions leave out of the model, if it is anything."""
+        return f"Predictions leave out {self.not_modelled}." if self.not_modelled else ""
 
     # Layers ------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from axonn_tune.io.hf import rules
 from axonn_tune.io.hf.rules import Config, Fields
+from axonn_tune.spec.model import SQUARED_RELU, XIELU
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ _KV_HEADS = {"n_kv_heads": "num_key_value_heads"}
 _HEAD_DIM = {"head_dim": "head_dim"}
 _GATED = {"gated_mlp": True, "norm": "rms", "position": "rotary"}
 _UNBIASED = _GATED | {"bias": False}
+_SQUARED_RELU = {"gated_mlp": False, "activation": SQUARED_RELU}
 _UNTIED = {"tie_word_embeddings": False}
 _ATTENTION_BIAS = {"attention_bias": False}
 
@@ -390,10 +392,10 @@ ARCHITECTURES = {
         counts=_COUNTS,
         optional_counts=_KV_HEADS | _HEAD_DIM,
         flags=_UNTIED | _ATTENTION_BIAS,
-        fixed=_UNBIASED | {"gated_mlp": False, "qk_norm": "head"},
+        fixed=_UNBIASED | {"gated_mlp": False, "activation": XIELU, "qk_norm": "head"},
         not_modelled=("the two scalars of each activation",),
     ),
-    "arcee": replace(_LLAMA, fixed=_GATED | {"gated_mlp": False}),
+    "arcee": replace(_LLAMA, fixed=_GATED | _SQUARED_RELU),
     "cohere": replace(
         _COHERE, flags={**_COHERE.flags, "use_qk_norm": False}, derived=(rules.cohere_norms,)
     ),
@@ -438,7 +440,7 @@ ARCHITECTURES = {
         defaults={"head_dim": 128, "num_key_value_heads": 8},
         numbers={"sliding_window": 0},
     ),
-    "nemotron": replace(_LLAMA, fixed={"norm": "layer", "position": "rotary"}),
+    "nemotron": replace(_LLAMA, fixed={"norm": "layer", "position": "rotary"} | _SQUARED_RELU),
     "olmo3": replace(
         _OLMO2,
         numbers={"sliding_window": 4096},
