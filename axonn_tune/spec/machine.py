@@ -248,6 +248,9 @@ class Machine:
     learned: Learned | None = None
     profile_version: int = PROFILE_VERSION
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.ranks_per_node))
+
     def __post_init__(self) -> None:
         owner = f"machine '{self.name}'"
         require_name("machine", self.name)
