@@ -56,6 +56,7 @@ from axonn_tune.strategies.pipeline import (
     broken_frozen_rules,
     broken_gradient_rules,
     broken_pipeline_rules,
+    can_be_cut,
     copies_of_model,
     memory_of_stages,
     neediest,
@@ -218,6 +219,11 @@ class Megatron3D:
             broken[reason] = model.experts.hidden_size % tensor != 0
             # Asserted by TransformerConfig (d98e8a64).
             broken["experts with biases split over tensor"] = model.experts.bias & (tensor > 1)
+        if self._needs_virtual_stages:
+            stages = placements.size(PIPELINE)
+            cuts = [can_be_cut(model.n_layers, stages * n) for n in self.n_virtual if n > 1]
+            reason = "overlapped exchanges of experts need virtual stages in a pipeline"
+            broken[reason] = (stages > 1) & ~np.any(cuts, axis=0)
         if model.experts is not None and not self.sequence_parallel:
             broken["experts with tensor need sequence parallelism"] = tensor > 1
         if self.sequence_parallel:
@@ -240,13 +246,10 @@ class Megatron3D:
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
         """Return which candidates have virtual stages and micro-batches for their schedule.
 
-        Stages that are balanced by their products have no virtual stages. Pipelines in which
-        exchanges of experts overlap have some (TransformerConfig at d98e8a64), unless a search is
-        held to none, as one is that stands for another schedule.
+        Stages that are balanced by their products have no virtual stages.
         """
-        is_free = len(self.n_virtual) > 1
         is_plain = table.n_stages > 1 and table.common_n_virtual == 1
-        if is_free and is_plain and self.has_experts and self.overlaps_experts:
+        if is_plain and self._needs_virtual_stages:
             return np.zeros(len(table), dtype=bool)
         if self.engine.megatron.balances_stages and table.common_n_virtual > 1:
             return np.zeros(len(table), dtype=bool)
@@ -282,6 +285,15 @@ class Megatron3D:
         at_end = Transformer(shapes, replace(of_end, is_of_first_stage=True))
         besides = replace(self.communication(shapes, sync=False), runs_beside=True)
         return step_plan(usual, *passes, syncs_at_end, at_end, Transformer(shapes, besides))
+
+    @property
+    def _needs_virtual_stages(self) -> bool:
+        """Whether pipelines have virtual stages: where exchanges of experts overlap.
+
+        TransformerConfig asserts it (d98e8a64). A search that is held to stages without them stands
+        for another schedule.
+        """
+        return self.has_experts and self.overlaps_experts and len(self.n_virtual) > 1
 
     @property
     def _without_overlap(self) -> Megatron3D:
