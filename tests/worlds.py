@@ -156,6 +156,7 @@ def models(draw):
         position=draw(st.sampled_from(["learned", "rotary", "none"])),
         bias=draw(st.booleans()),
         qkv_bias=draw(st.sampled_from([None, True, False])),
+        proj_bias=draw(st.sampled_from([None, True, False])),
         tied_embeddings=draw(st.booleans()),
     )
 

@@ -27,7 +27,7 @@ _ONE_LAYOUT = "allowed: either a layout, or sizes of axes in columns of their na
 _OF_MANY = ("global_batch_tokens", "within", "max_tp", "gx", "gy", "gz", "gdata", "fix")
 _OPTIONS = declared(JobOptions, LayoutOptions, without=_OF_MANY)
 # The fields of a model that hold one value each and that predictions read.
-_UNREAD = ("name", "source", "seq_len_key", "not_modelled", "mtp_modules")
+_UNREAD = ("name", "source", "seq_len_key", "not_modelled", "mtp_modules", "activation")
 _SIZES = {
     field.name: hint
     for field, hint in zip(fields(Model), get_type_hints(Model).values(), strict=True)

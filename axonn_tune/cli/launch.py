@@ -59,7 +59,7 @@ def command(
     from axonn_tune.errors import InputError
     from axonn_tune.io.files import changed_files, write_files
     from axonn_tune.job_scripts.sbatch import memory_warning
-    from axonn_tune.job_scripts.script import engine_warning, launch_files
+    from axonn_tune.job_scripts.script import engine_warning, launch_files, model_warning
 
     has_engine = options["engine"] is not None
     chosen = configuration_to_launch(grid, framework, **options)
@@ -72,5 +72,6 @@ def command(
     for path in write_files(output, files):
         click.echo(path)
     warnings = engine_warning(chosen, framework) if has_engine else []
+    warnings += model_warning(chosen, framework, train)
     for line in (*warnings, *memory_warning(chosen)):
         click.echo(line, err=True)

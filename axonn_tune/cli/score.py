@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--max-error",
-    type=NumberRange(min=0),
-    help="Exit 1 if the mean error of all runs is above this, such as 0.2.",
+    type=NumberRange(min=0, max=1),
+    help="Exit 1 if the mean error of all runs is above this fraction, such as 0.2.",
 )
 @click.option(
     "--baseline",

@@ -90,7 +90,9 @@ def load_machine(name_or_path: FileName) -> Machine:
         The file is missing, malformed, or does not describe a machine.
     """
     path = _path_of(name_or_path, _MACHINE)
-    return _load(path, Machine, _MACHINE, "profile_version", PROFILE_VERSION)
+    return _load(
+        path, Machine, _MACHINE, "profile_version", PROFILE_VERSION, Machine.without_foreign_points
+    )
 
 
 def machine_of_gpu(name: str) -> Machine:
@@ -142,10 +144,15 @@ def load_engine(name_or_path: FileName) -> Engine:
 
 
 def _load(
-    path: str | Path, cls: type[T], kind: _PresetKind, version_key: str = "", newest: int = 0
+    path: str | Path,
+    cls: type[T],
+    kind: _PresetKind,
+    version_key: str = "",
+    newest: int = 0,
+    settle: Callable[[T, T], T] | None = None,
 ) -> T:
     """Return what a file describes, which may name another file of its kind as its base."""
-    return load_yaml(path, cls, version_key, newest, partial(_base_of, kind))
+    return load_yaml(path, cls, version_key, newest, partial(_base_of, kind), settle)
 
 
 def _base_of(kind: _PresetKind, named: str, derived: FileName) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
@@ -107,6 +108,7 @@ def load_yaml(
     version_key: str = "",
     newest: int = 0,
     find_base: FindBase | None = None,
+    settle: Callable[[T, T], T] | None = None,
 ) -> T:
     """Return an instance of the dataclass `cls` from a YAML file.
 
@@ -119,6 +121,9 @@ def load_yaml(
     find_base : callable or None
         The function that finds the base which a file names (see `bases.on_base`); without one
         files have none.
+    settle : callable or None
+        What changes an instance that has a base, given both, and then given the base's own base:
+        what it takes from these may not hold for it.
 
     Raises
     ------
@@ -128,12 +133,18 @@ def load_yaml(
     """
     text, data, base = _read(path, version_key, newest, find_base)
     try:
-        return build(cls, data)
+        instance = build(cls, data)
     except SchemaError as error:
         if base is not None:
             # If the base is the one at fault, this raises its own error.
             load_yaml(base, cls, version_key, newest, find_base)
         raise FileError(_with_lines(path, text, error)) from None
+    while base is not None and settle is not None:
+        _, data, next_base = _read(base, version_key, newest, find_base)
+        with suppress(SchemaError):  # A base may lack what the files on it state.
+            instance = settle(instance, build(cls, data))
+        base = next_base
+    return instance
 
 
 def _read(

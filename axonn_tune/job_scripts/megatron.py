@@ -122,16 +122,12 @@ def start_of(
     """Return how Megatron-LM is started with some lines of flags, and variables of each rank."""
     program = train or PROGRAM
     command = (("python", program), *(tuple(line.split()) for line in lines))
-    to_fill_in: tuple[str, ...] = (
+    to_fill_in = (
         "Activate an environment in which python finds what Megatron-LM needs.",
         "Take Megatron-LM core_v0.19.0 or newer, which knows all of these flags.",
         f"Clone it so that {program} exists (--train names another path).",
         "It trains on mock data; replace --mock-data by --data-path, and the tokenizer by yours.",
     )
-    if prediction.scenario.model.qk_norm == "all":
-        to_fill_in += (
-            "Megatron-LM normalises each head's query and key; the model all heads at once.",
-        )
     return Start({}, command, to_fill_in, environment, _log_remarks(prediction))
 
 

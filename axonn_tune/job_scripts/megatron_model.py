@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import groupby
 
 from axonn_tune.spec.blocks import Experts, LatentAttention
-from axonn_tune.spec.model import Model
+from axonn_tune.spec.model import SQUARED_RELU, Model
 
 # The gate and the positions of gpt-oss, the only model with such in Megatron-LM. Its numbers are of
 # its config.json (and of NVIDIA-NeMo/Megatron-Bridge at 067f987d, gpt_oss_bridge.py).
@@ -40,6 +40,8 @@ def model_flags(model: Model, seq_len: int) -> list[str]:
         lines.append(_CLAMPED_GATE)
     elif model.gated_mlp:
         lines.append("--swiglu")
+    elif model.activation == SQUARED_RELU:
+        lines.append("--squared-relu")
     if model.norm == "rms":
         lines.append("--normalization RMSNorm")
     if not model.bias:

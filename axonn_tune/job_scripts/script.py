@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts import (
@@ -15,6 +16,7 @@ from axonn_tune.job_scripts import (
     sbatch,
     torchtitan,
 )
+from axonn_tune.job_scripts.differences import model_differences
 from axonn_tune.job_scripts.framework import Start
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
@@ -104,6 +106,12 @@ def engine_warning(prediction: Prediction, framework: str | None) -> list[str]:
     ]
 
 
+def model_warning(prediction: Prediction, framework: str | None, train: str | None) -> list[str]:
+    """Return sentences about what is left out of the prediction, or trained otherwise."""
+    started = framework_of(prediction.scenario.strategy, framework)
+    return model_differences(prediction.scenario.model, started, train)
+
+
 def launch_files(
     prediction: Prediction,
     framework: str | None = None,
@@ -130,6 +138,8 @@ def launch_files(
     _require_built(prediction.scenario, framework)
     _require_started(prediction.scenario.job, framework)
     start = _STARTS[framework](prediction, train)
+    differences = model_differences(prediction.scenario.model, framework, train)
+    start = replace(start, remarks=(*start.remarks, *differences))
     return {
         sbatch.NAME: sbatch.job_script(prediction, start, sbatch_options),
         rank.NAME: rank.rank_script(start.rank_lines),

@@ -9,7 +9,6 @@ from axonn_tune.search.search import Search
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import AXES, PIPELINE, Axes
 from axonn_tune.spec.machine import Machine
-from axonn_tune.spec.model import Model
 from axonn_tune.spec.offload import LAYER_INPUTS
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
@@ -25,7 +24,7 @@ def assumption_line(*searches: Search) -> str:
     overlap = _by_strategy(searches, lambda own: str(own.strategy.overlap_of(own.job)))
     remarks = [
         batch_remark(*searches),
-        not_modelled_remark(scenario.model),
+        scenario.model.left_out_sentence,
         _untrained_remark(scenario),
         _size_remark([search.scenario for search in searches]),
     ]
@@ -136,11 +135,6 @@ def size_remark(machine: Machine, n_nodes: int) -> str | None:
         f"{machine.name} has no more than {counted(int(nodes.value), 'node')} "
         f"({counted(n_gpus, 'GPU')})."
     )
-
-
-def not_modelled_remark(model: Model) -> str | None:
-    """Say in a sentence what of a model predictions leave out; return None if it is nothing."""
-    return f"Predictions leave out {model.not_modelled}." if model.not_modelled else None
 
 
 def _untrained_remark(scenario: Scenario) -> str | None:

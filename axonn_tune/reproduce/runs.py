@@ -73,6 +73,9 @@ class Run:
     is_fitted: bool = False
     is_set_apart: bool = False
 
+    def __hash__(self) -> int:
+        return hash((self.system, self.group, self.subject, self.source))
+
 
 @dataclass(frozen=True)
 class Paper:

@@ -152,7 +152,14 @@ def pccl_training(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 def _nanogpt(row: Row, tied_embeddings: bool) -> Model:
     """Return nanoGPT, whose layers have no biases and whose norms have gains only."""
     model = gpt(row, int(row["seq_len"]), vocabulary=50304)
-    return replace(model, bias=False, qkv_bias=False, norm="rms", tied_embeddings=tied_embeddings)
+    return replace(
+        model,
+        bias=False,
+        qkv_bias=False,
+        proj_bias=False,
+        norm="rms",
+        tied_embeddings=tied_embeddings,
+    )
 
 
 def _nanogpt_in_deepspeed(row: Row, machine: Machine, loaders: Loaders) -> Search:

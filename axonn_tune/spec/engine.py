@@ -304,6 +304,9 @@ class Engine:
     megatron: MegatronProgram = field(default_factory=MegatronProgram)
     zero: ZeroProgram = field(default_factory=ZeroProgram)
 
+    def __hash__(self) -> int:
+        return hash(self.name)
+
     def __post_init__(self) -> None:
         require_name("engine", self.name)
         require_name("engine", self.title)

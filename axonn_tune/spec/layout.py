@@ -90,7 +90,7 @@ class Layout:
         object.__setattr__(self, "sizes", MappingProxyType(sizes))
 
     def __hash__(self) -> int:
-        return hash(tuple(self.sizes.items()))
+        return hash(frozenset(self.sizes.items()))
 
     def __reduce__(self) -> tuple[type[Layout], tuple[dict[str, int]]]:
         return Layout, (dict(self.sizes),)

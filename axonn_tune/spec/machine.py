@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import ClassVar
 
@@ -248,6 +248,9 @@ class Machine:
     learned: Learned | None = None
     profile_version: int = PROFILE_VERSION
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.ranks_per_node))
+
     def __post_init__(self) -> None:
         owner = f"machine '{self.name}'"
         require_name("machine", self.name)
@@ -327,6 +330,29 @@ class Machine:
         """The index of the first link level that leaves the node, or ``len(links)``."""
         outside = (i for i, link in enumerate(self.links) if link.unit_ranks >= self.ranks_per_node)
         return next(outside, len(self.links))
+
+    def without_foreign_points(self, base: Machine) -> Machine:
+        """Return the machine without what its base measured over groups that lie otherwise here.
+
+        A group of eight ranks, for example, leaves a node of four GPUs, which it does not where the
+        base has eight.
+        """
+
+        def holds(measured: LinkPoint | RingBandwidth) -> bool:
+            n_ranks = measured.stride * measured.size
+            return self._units_within(n_ranks) == base._units_within(n_ranks)
+
+        taken = {*base.link_points, *base.ring_bandwidths}
+        rings = self.ring_bandwidths
+        return replace(
+            self,
+            link_points=tuple(p for p in self.link_points if p not in taken or holds(p)),
+            ring_bandwidths=tuple(ring for ring in rings if ring not in taken or holds(ring)),
+        )
+
+    def _units_within(self, n_ranks: int) -> list[int]:
+        """Return the ranks of the units whose boundaries a group of neighbouring ranks crosses."""
+        return [link.unit_ranks for link in self.links if link.unit_ranks < n_ranks]
 
     @property
     def switch_ranks(self) -> int:

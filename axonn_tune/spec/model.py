@@ -30,9 +30,11 @@ DENSE_SIZES = (
     "position",
     "bias",
     "qkv_bias",
+    "proj_bias",
     "tied_embeddings",
     "parallel_block",
 )
+SQUARED_RELU, XIELU = "squared-relu", "xielu"
 MOST_LAYERS = 10_000  # Each layer is visited, and no model has a tenth as many.
 
 
@@ -81,6 +83,9 @@ class Model:
         Whether the MLP has a gate (SwiGLU).
     clamped_gate
         Whether the two inputs of a gate are limited before it.
+    activation
+        Activation of an MLP without gate, ``squared-relu`` or ``xielu``; empty for GELU. Each is
+        predicted as one kernel that reads and writes what GELU does.
     norm
         Kind of norm, ``layer`` or ``rms``.
     position
@@ -91,6 +96,9 @@ class Model:
         Whether linear layers have biases.
     qkv_bias
         Whether the product that forms queries, keys and values has a bias; None stands for `bias`.
+    proj_bias
+        Whether the last product of attention has a bias; None stands for `bias`. In latent
+        attention it has one if queries, keys and values have.
     tied_embeddings
         Whether the embedding and the head share one weight.
     parallel_block
@@ -141,11 +149,13 @@ class Model:
     ffn_hidden_size: int = 0
     gated_mlp: bool = False
     clamped_gate: bool = False
+    activation: str = ""
     norm: str = "layer"
     position: str = "learned"
     scaled_rotary: bool = False
     bias: bool = True
     qkv_bias: bool | None = None
+    proj_bias: bool | None = None
     tied_embeddings: bool = True
     parallel_block: bool = False
     norms_per_block: int = 2
@@ -180,14 +190,21 @@ class Model:
             if getattr(self, name) in (0, None):
                 object.__setattr__(self, name, default)
             require_count(owner, name, getattr(self, name))
-        if self.qkv_bias is None:
-            object.__setattr__(self, "qkv_bias", self.bias)
+        for name in ("qkv_bias", "proj_bias"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, self.bias)
         require_choice(owner, "norm", self.norm, ("layer", "rms"))
         require_choice(owner, "position", self.position, ("learned", "rotary", "none"))
         if self.qk_norm:
             require_choice(owner, "qk_norm", self.qk_norm, ("head", "all"))
         if self.clamped_gate and not self.gated_mlp:
             raise InputError(f"{owner}: clamped_gate is true; allowed: only with gated_mlp: true")
+        if self.activation:
+            require_choice(owner, "activation", self.activation, (SQUARED_RELU, XIELU))
+            if self.gated_mlp:
+                raise InputError(
+                    f"{owner}: activation is {self.activation}; allowed: only without gated_mlp"
+                )
         if self.scaled_rotary and self.position != "rotary":
             raise InputError(
                 f"{owner}: scaled_rotary is true; allowed: only with position: rotary, "
@@ -231,6 +248,11 @@ class Model:
     def padded_vocab_size(self) -> int:
         """The vocabulary rounded up to a multiple of 128, so that it divides over the grid."""
         return math.ceil(self.vocab_size / VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+
+    @property
+    def left_out_sentence(self) -> str:
+        """What predictions leave out of the model, if it is anything."""
+        return f"Predictions leave out {self.not_modelled}." if self.not_modelled else ""
 
     # Layers ------------------------------------------------------------------------------
 
@@ -298,7 +320,7 @@ class Model:
         kv = self.n_kv_heads * self.head_dim
         return (
             Linear("qkv", self.hidden_size, heads + 2 * kv, False, bool(self.qkv_bias)),
-            Linear("proj", heads, self.hidden_size, True, self.bias),
+            Linear("proj", heads, self.hidden_size, True, bool(self.proj_bias)),
         )
 
     @cached_property

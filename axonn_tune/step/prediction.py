@@ -67,6 +67,9 @@ class Prediction:
     spread_fraction: float | None = None
     p_best: float | None = None
 
+    def __hash__(self) -> int:
+        return hash((self.configuration, self.step_seconds, self.memory_bytes))
+
     @property
     def layout(self) -> Layout:
         """The layout of the configuration."""

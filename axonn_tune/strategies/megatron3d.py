@@ -56,6 +56,7 @@ from axonn_tune.strategies.pipeline import (
     broken_frozen_rules,
     broken_gradient_rules,
     broken_pipeline_rules,
+    can_be_cut,
     copies_of_model,
     memory_of_stages,
     neediest,
@@ -218,6 +219,11 @@ class Megatron3D:
             broken[reason] = model.experts.hidden_size % tensor != 0
             # Asserted by TransformerConfig (d98e8a64).
             broken["experts with biases split over tensor"] = model.experts.bias & (tensor > 1)
+        if self._needs_virtual_stages:
+            stages = placements.size(PIPELINE)
+            cuts = [can_be_cut(model.n_layers, stages * n) for n in self.n_virtual if n > 1]
+            reason = "overlapped exchanges of experts need virtual stages in a pipeline"
+            broken[reason] = (stages > 1) & ~np.any(cuts, axis=0)
         if model.experts is not None and not self.sequence_parallel:
             broken["experts with tensor need sequence parallelism"] = tensor > 1
         if self.sequence_parallel:
@@ -242,6 +248,9 @@ class Megatron3D:
 
         Stages that are balanced by their products have no virtual stages.
         """
+        is_plain = table.n_stages > 1 and table.common_n_virtual == 1
+        if is_plain and self._needs_virtual_stages:
+            return np.zeros(len(table), dtype=bool)
         if self.engine.megatron.balances_stages and table.common_n_virtual > 1:
             return np.zeros(len(table), dtype=bool)
         layout = layers_of_stages(self.stage_layout)
@@ -290,6 +299,15 @@ class Megatron3D:
         backward passes run alone (Megatron-LM at d98e8a64, pipeline_parallel/combined_1f1b.py).
         """
         return self.has_experts and self.overlaps_experts and self.schedule == ONE_F_ONE_B
+
+    @property
+    def _needs_virtual_stages(self) -> bool:
+        """Whether pipelines have virtual stages: where exchanges of experts overlap.
+
+        TransformerConfig asserts it (d98e8a64). A search that is held to stages without them stands
+        for another schedule.
+        """
+        return self.has_experts and self.overlaps_experts and len(self.n_virtual) > 1
 
     @property
     def _without_overlap(self) -> Megatron3D:

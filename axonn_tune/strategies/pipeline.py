@@ -18,7 +18,7 @@ from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
 from axonn_tune.strategies.shapes import Shapes
 
 
-def _are_cut(n_layers: int, n_chunks: np.ndarray | int) -> np.ndarray:
+def can_be_cut(n_layers: int, n_chunks: np.ndarray | int) -> np.ndarray:
     """Return whether layers can be cut: evenly, embedding and head counted as layers or not.
 
     An odd number of layers is cut evenly but for the last part, which takes what remains.
@@ -63,7 +63,7 @@ def broken_pipeline_rules(
         reason = f"the stage layout's {len(stage_layout)} stages not divisible by pipeline"
         return {reason: (stages == 1) | (len(stage_layout) % stages != 0)}
     reason = "layers (or layers + 2, embedding and head counted) not divisible by the stages"
-    return {reason: ~_are_cut(model.n_layers, stages)}
+    return {reason: ~can_be_cut(model.n_layers, stages)}
 
 
 def broken_frozen_rules(job: Job, placements: Placements) -> dict[str, np.ndarray]:
@@ -101,7 +101,7 @@ def admits_virtual(
     if stage_layout:
         are_cut = n_chunks == len(stage_layout)
     else:
-        are_cut = n_virtual == 1 or bool(_are_cut(model.n_layers, n_chunks).all())
+        are_cut = n_virtual == 1 or bool(can_be_cut(model.n_layers, n_chunks).all())
     if not are_cut or (n_virtual > 1 and n_stages == 1):
         return np.zeros(len(table), dtype=bool)
     if n_virtual == 1:

@@ -8,7 +8,7 @@ import pytest
 
 import axonn_tune
 from axonn_tune.errors import InputError
-from axonn_tune.spec.layout import grid_layout
+from axonn_tune.spec.layout import Layout, grid_layout
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,40 @@ from axonn_tune.spec.layout import grid_layout
 )
 def test_a_layout_can_be_given_in_every_form(grid):
     assert axonn_tune.predict("20b", 64, grid).layout == grid_layout(1, 2, 16, 2)
+
+
+def answers(tmp_path):
+    """What the functions that return objects return, and presets, for one question."""
+    table = tmp_path / "runs.csv"
+    table.write_text(
+        "model,gpus,layout,global_batch,engine,step_seconds\n"
+        'llama3-8b,8,"tensor=2,data=4",64,megatron-core,9.1\n'
+    )
+    score = axonn_tune.score(table, machine="dgx-h100")
+    explanation = axonn_tune.explain("tiny", 4, "1x1x2x2")
+    return {
+        "layout": grid_layout(1, 1, 2, 2),
+        "model": axonn_tune.load_model("20b"),
+        "machine": axonn_tune.load_machine("dgx-h100"),
+        "prediction": axonn_tune.predict("5b", 4, "tensor=2,data=2", strategy="megatron"),
+        "scenario": score.timed[0].prediction.scenario,
+        "explanation": explanation,
+        "score": score,
+        "timed": score.timed[0],
+        "judged": score.judged[0],
+    }
+
+
+def test_equal_answers_are_one_element_of_a_set(tmp_path):
+    first, second = answers(tmp_path), answers(tmp_path)
+    for name, answer in first.items():
+        assert answer is not second[name] and len({answer, second[name]}) == 1, name
+    others = {
+        axonn_tune.predict("5b", 4, layout, strategy="megatron")
+        for layout in ("tensor=4", "tensor=2,data=2", "data=2,tensor=2", "data=4")
+    }
+    assert len(others) == 3
+    assert len({Layout({"tensor": 2, "data": 4}), Layout({"data": 4, "tensor": 2})}) == 1
 
 
 def test_a_grid_of_the_wrong_length_is_refused():

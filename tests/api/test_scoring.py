@@ -241,6 +241,7 @@ def test_a_mean_error_above_the_limit_ends_with_1(tmp_path, capsys):
         found, out, err = run_cli(capsys, *words, limit)
         assert (found, len(json.loads(out)["runs"])) == (code, 2)
         assert err.startswith(f"{verdict}  mean error 9.1 % ")
+    assert_refused(capsys, *words, 15, culprit="15.0 is not in the range 0<=x<=1")
     only_oom = written(tmp_path, row("tensor=8", 1.0, status="oom"))
     found, _, err = run_cli(capsys, *words, 0.5)
     assert found == 1 and "unknown" in err

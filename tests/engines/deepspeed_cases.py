@@ -12,7 +12,9 @@ from axonn_tune.strategies.zero import zero3
 GPT = Model(
     "gpt", 10, 32, n_heads=4, vocab_size=256, seq_len=16, position="none", tied_embeddings=False
 )
-LLAMA = replace(GPT, ffn_hidden_size=80, gated_mlp=True, norm="rms", bias=False, qkv_bias=False)
+LLAMA = replace(
+    GPT, ffn_hidden_size=80, gated_mlp=True, norm="rms", bias=False, qkv_bias=False, proj_bias=False
+)
 WIDE = replace(GPT, hidden_size=96, ffn_hidden_size=384)
 # Matrices have at least 1,024 elements, vectors at most 384.
 VECTOR_ELEMENTS = 500

@@ -160,7 +160,7 @@ def engine_reductions(spec, job, configuration, facts):
     """Calls and bytes by axis, where an engine sums each parameter's gradient on its own."""
     summed_over_z = spec
     if not facts.biases_summed_over_z:
-        summed_over_z = replace(spec, bias=False, qkv_bias=False)
+        summed_over_z = replace(spec, bias=False, qkv_bias=False, proj_bias=False)
     n_vectors = 2 + sum(linear.bias for linear in summed_over_z.block_linears)
     n_parameters = 2 + sum(1 + linear.bias for linear in spec.block_linears)
     scale = facts.gradient_bytes / GRADIENT_BYTES

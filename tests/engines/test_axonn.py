@@ -57,7 +57,7 @@ class Case:
 
     @property
     def spec(self):
-        return replace(SPEC, bias=self.bias, qkv_bias=self.bias)
+        return replace(SPEC, bias=self.bias, qkv_bias=self.bias, proj_bias=self.bias)
 
     @property
     def job(self):

@@ -21,7 +21,15 @@ pytest.importorskip("deepspeed")
 GPT = replace(WIDE, seq_len=4)
 TIED = replace(GPT, tied_embeddings=True)
 # Its four matrices have 9,216, 3,072, 49,152 and 24,576 elements.
-LLAMA = replace(GPT, ffn_hidden_size=256, gated_mlp=True, norm="rms", bias=False, qkv_bias=False)
+LLAMA = replace(
+    GPT,
+    ffn_hidden_size=256,
+    gated_mlp=True,
+    norm="rms",
+    bias=False,
+    qkv_bias=False,
+    proj_bias=False,
+)
 N_STEPS = 3
 
 CASES = [

@@ -96,6 +96,35 @@ def test_a_profile_states_what_differs(tmp_path: Path) -> None:
     )
 
 
+def test_a_smaller_node_keeps_only_what_was_measured_over_as_many_gpus(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    network = NETWORK.replace("unit_ranks: 8", "unit_ranks: 4")
+    assert network != NETWORK
+    path.write_text("name: mine\nbase: dgx-h100\nranks_per_node: 4\n" + network)
+    (tmp_path / "more.yaml").write_text("name: more\nbase: mine.yaml\n")
+    base = load_machine("dgx-h100")
+    kept = tuple(point for point in base.link_points if point.stride * point.size <= 4)
+    assert 0 < len(kept) < len(base.link_points)
+    assert load_machine(path).link_points == kept
+    assert load_machine(tmp_path / "more.yaml").link_points == kept
+
+
+def test_a_base_may_be_completed_by_the_file_on_it(tmp_path: Path) -> None:
+    (tmp_path / "part.yaml").write_text("base: dgx-h100\nranks_per_node: null\n")
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\nbase: part.yaml\nranks_per_node: 8\n")
+    assert load_machine(path).link_points == load_machine("dgx-h100").link_points
+
+
+def test_points_of_its_own_are_kept_wherever_their_groups_lie(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    points = "link_points: |\n  kind,stride,size,n_rings,everywhere,nbytes,seconds\n"
+    points += "  all_reduce,1,8,1,true,1048576,0.0001\n"
+    network = NETWORK.replace("unit_ranks: 8", "unit_ranks: 4")
+    path.write_text("name: mine\nbase: dgx-h100\nranks_per_node: 4\n" + network + points)
+    assert [point.size for point in load_machine(path).link_points] == [8]
+
+
 def test_a_base_is_found_by_its_path_and_may_have_a_base_itself(tmp_path: Path) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "mine.yaml").write_text("name: mine\nbase: dgx-h100\n" + NETWORK)

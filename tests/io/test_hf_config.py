@@ -269,9 +269,10 @@ def test_flags_are_followed() -> None:
     assert model_from_hf(GPT2 | {"n_inner": None}, "x").ffn_hidden_size == 3072
     assert not model_from_hf(GPT2 | {"tie_word_embeddings": False}, "x").tied_embeddings
     neox = model_from_hf(NEOX | {"use_parallel_residual": False, "attention_bias": False}, "x")
-    assert (neox.parallel_block, neox.qkv_bias, neox.bias) == (False, False, True)
+    assert (neox.parallel_block, neox.qkv_bias, neox.proj_bias) == (False, False, False)
+    assert neox.bias
     llama = model_from_hf(LLAMA2_7B | {"attention_bias": True}, "x")
-    assert (llama.qkv_bias, llama.bias) == (True, False)
+    assert (llama.qkv_bias, llama.proj_bias, llama.bias) == (True, True, False)
     assert model_from_hf(LLAMA2_7B | {"mlp_bias": True}, "x").bias
     assert model_from_hf(MISTRAL_NEMO, "x").head_dim == 128
     assert model_from_hf(MISTRAL_7B | {"head_dim": None}, "x").head_dim == 128

@@ -12,6 +12,7 @@ from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.script import launch_files
 from axonn_tune.search.one_layout import best_of_layout
+from axonn_tune.search.rank import rank_candidates
 
 
 def written(model, n_gpus, layout, framework=None, train=None, machine="dgx-h100", **options):
@@ -42,6 +43,16 @@ def test_experts_overlap_in_a_pipeline_with_virtual_stages_only():
             assert flag in files["launch.sbatch"]
     with pytest.raises(InputError, match="between ranks with other experts only"):
         written("qwen3-30b-a3b", 64, "data=64,expert=1", **options)
+
+
+def test_a_pipeline_with_overlapped_experts_is_suggested_with_virtual_stages_only():
+    options = {"strategy": "megatron", "overlaps_experts": True, "fix": {"pipeline": 2}}
+    options |= {"micro_batch": 1, "recompute": "none", "global_batch": 512, "include_oom": True}
+    ranking = rank_candidates(build_search("qwen3-30b-a3b", 64, "dgx-h100", **options))
+    assert set(ranking.table.n_virtual) == {2, 4}
+    options["virtual_stages"] = 1
+    alone = rank_candidates(build_search("qwen3-30b-a3b", 64, "dgx-h100", **options))
+    assert set(alone.table.n_virtual) == {1}
 
 
 def test_what_is_recomputed_as_a_whole_is_not_offloaded_in_part():

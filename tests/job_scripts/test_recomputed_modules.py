@@ -13,6 +13,7 @@ JOB = {
     "strategy": "megatron",
     "grid": "data=16,pipeline=4,expert=16",
 }
+OVERLAPPED = {"recompute": "selective:moe", "overlaps_experts": True}
 
 
 def test_megatron_gets_granularity_and_modules():
@@ -25,7 +26,8 @@ def test_megatron_gets_granularity_and_modules():
     ("options", "message"),
     [
         ({"recompute": "selective:moe_act", "precision": "fp8-delayed"}, "fp8-delayed; allowed"),
-        ({"recompute": "selective:moe", "overlaps_experts": True}, "allowed: none, selective, mod"),
+        (OVERLAPPED | {"virtual_stages": 1}, "allowed: none, selective, modules but moe"),
+        (OVERLAPPED, "exchanges of experts need virtual stages in a pipeline"),  # of 60 layers
     ],
 )
 def test_what_megatron_core_refuses_is_refused(options, message):

@@ -173,6 +173,7 @@ def test_megatron_knows_every_flag():
             "switches": Switches(sends_once=True, overlaps_experts=True),
         },
         {"model": with_experts(every=2, shared_hidden_size=8, shared_gate=True)},
+        {"model": replace(MODEL, activation="squared-relu")},
     ]
     found = set()
     for case in cases:

@@ -25,7 +25,9 @@ MODELS = {
     "llama": LLAMA,
     "parallel": replace(GPT, parallel_block=True, position="rotary"),
     "deep": replace(GPT, n_layers=3),
-    "bare": replace(GPT, position="none", bias=False, qkv_bias=True, tied_embeddings=False),
+    "bare": replace(
+        GPT, position="none", bias=False, qkv_bias=True, proj_bias=False, tied_embeddings=False
+    ),
 }
 BATCH = 16
 

@@ -291,7 +291,9 @@ def test_sc24_sums_the_gradients_of_a_replicated_vocabulary_once_in_a_step(tied,
 
 
 def test_sc24_sums_each_norm_bias_and_position_over_z_in_a_call_of_its_own():
-    model = replace(MODEL, position="learned", norm="layer", bias=True, qkv_bias=True)
+    model = replace(
+        MODEL, position="learned", norm="layer", bias=True, qkv_bias=True, proj_bias=True
+    )
     of_sc24, of_bundled = plan(SC24, model=model), plan(BUNDLED, model=model)
     vectors, together = (
         next(op for op in operations(each.step_end) if op.name == "gradient.vectors.all_reduce")

@@ -39,7 +39,7 @@ approx = partial(pytest.approx, rel=1e-9)
 MODEL = Model("m", n_layers=8, hidden_size=256, n_heads=8, vocab_size=1024, seq_len=128)
 LLAMA = replace(
     MODEL, gated_mlp=True, norm="rms", position="rotary", bias=False, qkv_bias=False,
-    tied_embeddings=False, n_kv_heads=4,
+    proj_bias=False, tied_embeddings=False, n_kv_heads=4,
 )  # fmt: skip
 JOB = Job(16, 32, 128)
 PLAIN = Megatron3D(False, False, False, True)
@@ -408,7 +408,7 @@ def test_a_bucket_ends_with_the_weight_that_fills_it(least, mean):
         bucket_elements_per_replica=0.0,
         fills_buckets=True,
     )
-    model = replace(MODEL, bias=False, qkv_bias=False)
+    model = replace(MODEL, bias=False, qkv_bias=False, proj_bias=False)
     plan = plan_of(replace(PLAIN, engine=engine), model, JOB, data=16)
     (reduced,) = (op for op in operations(plan.step_end) if op.name == "gradient.reduce")
     assert number(reduced.n_calls) == math.ceil(number(reduced.nbytes) / 4.0 / (mean * width))

@@ -33,6 +33,7 @@ MODELS = pytest.mark.parametrize(
         GPT,
         LLAMA,
         replace(LLAMA, bias=True, qkv_bias=False),
+        replace(LLAMA, bias=True, proj_bias=False),
         replace(GPT, norms_per_block=1),  # Falcon 7B
         replace(LLAMA, norms_per_block=4),  # Gemma
     ],
@@ -56,13 +57,12 @@ def tensors(model, n_layers, first, last):
     up = model.ffn_hidden_size * (2 if model.gated_mlp else 1)
     vocabulary = math.ceil(model.vocab_size / 128) * 128
     norm = h * (2 if model.norm == "layer" else 1)
-    qkv_bias = model.bias if model.qkv_bias is None else model.qkv_bias
     block = [
         ("stream", norm),
         ("matrix", h * qkv),
-        ("wide", qkv if qkv_bias else 0),
+        ("wide", qkv if model.qkv_bias else 0),
         ("matrix", model.n_heads * d * h),
-        ("stream", h if model.bias else 0),
+        ("stream", h if model.proj_bias else 0),
         ("stream", norm),
         ("matrix", h * up),
         ("wide", up if model.bias else 0),

@@ -672,7 +672,13 @@ def test_full_recomputation_repeats_the_whole_forward_block():
 
 def test_rms_norm_sends_one_sum_and_gated_mlp_twice_the_width():
     gated = replace(
-        MODEL, norm="rms", gated_mlp=True, position="rotary", bias=False, qkv_bias=False
+        MODEL,
+        norm="rms",
+        gated_mlp=True,
+        position="rotary",
+        bias=False,
+        qkv_bias=False,
+        proj_bias=False,
     )
     plan = plan_of(model=gated)
     traffic = memory_traffic(plan)
@@ -689,7 +695,9 @@ def test_rms_norm_sends_one_sum_and_gated_mlp_twice_the_width():
 
 def test_each_bias_has_a_gradient():
     """Llama's kin may have a bias on q, k, v alone."""
-    only_qkv = memory_traffic(plan_of(model=replace(MODEL, bias=False, qkv_bias=True)))
+    only_qkv = memory_traffic(
+        plan_of(model=replace(MODEL, bias=False, qkv_bias=True, proj_bias=False))
+    )
     assert {name for _, name in only_qkv if name.endswith(".bias")} == {"backward.qkv.bias"}
 
 

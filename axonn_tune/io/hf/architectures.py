@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from axonn_tune.io.hf import rules
 from axonn_tune.io.hf.rules import Config, Fields
+from axonn_tune.spec.model import SQUARED_RELU, XIELU
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ _KV_HEADS = {"n_kv_heads": "num_key_value_heads"}
 _HEAD_DIM = {"head_dim": "head_dim"}
 _GATED = {"gated_mlp": True, "norm": "rms", "position": "rotary"}
 _UNBIASED = _GATED | {"bias": False}
+_SQUARED_RELU = {"gated_mlp": False, "activation": SQUARED_RELU}
 _UNTIED = {"tie_word_embeddings": False}
 _ATTENTION_BIAS = {"attention_bias": False}
 
@@ -145,14 +147,14 @@ _GLM4 = Architecture(
     counts=_COUNTS,
     optional_counts=_KV_HEADS | _HEAD_DIM,
     flags=_UNTIED | {"attention_bias": True},
-    fixed=_UNBIASED,
+    fixed=_UNBIASED | {"proj_bias": False},
     defaults={"num_key_value_heads": 2, "head_dim": 128},
 )
 _GLM4_MOE = Architecture(
     counts=_DEEPSEEK_COUNTS,
     optional_counts=_KV_HEADS | _HEAD_DIM,
     flags=_UNTIED | _ATTENTION_BIAS | {"use_qk_norm": False},
-    fixed=_UNBIASED,
+    fixed=_UNBIASED | {"proj_bias": False},
     defaults={"n_routed_experts": 128, "num_experts_per_tok": 8, "num_key_value_heads": 8}
     | {"moe_intermediate_size": 1408},
     numbers=_FIRST_DENSE,
@@ -365,7 +367,7 @@ ARCHITECTURES = {
     "gpt_oss": Architecture(
         counts=_COUNTS | _LOCAL_EXPERTS,
         optional_counts=_KV_HEADS | _HEAD_DIM,
-        flags=_UNTIED,
+        flags=_UNTIED | {"attention_bias": True},
         fixed=_GATED
         | {"bias": True, "experts.bias": True, "clamped_gate": True, "scaled_rotary": True},
         defaults={
@@ -390,10 +392,10 @@ ARCHITECTURES = {
         counts=_COUNTS,
         optional_counts=_KV_HEADS | _HEAD_DIM,
         flags=_UNTIED | _ATTENTION_BIAS,
-        fixed=_UNBIASED | {"gated_mlp": False, "qk_norm": "head"},
+        fixed=_UNBIASED | {"gated_mlp": False, "activation": XIELU, "qk_norm": "head"},
         not_modelled=("the two scalars of each activation",),
     ),
-    "arcee": replace(_LLAMA, fixed=_GATED | {"gated_mlp": False}),
+    "arcee": replace(_LLAMA, fixed=_GATED | _SQUARED_RELU),
     "cohere": replace(
         _COHERE, flags={**_COHERE.flags, "use_qk_norm": False}, derived=(rules.cohere_norms,)
     ),
@@ -438,7 +440,7 @@ ARCHITECTURES = {
         defaults={"head_dim": 128, "num_key_value_heads": 8},
         numbers={"sliding_window": 0},
     ),
-    "nemotron": replace(_LLAMA, fixed={"norm": "layer", "position": "rotary"}),
+    "nemotron": replace(_LLAMA, fixed={"norm": "layer", "position": "rotary"} | _SQUARED_RELU),
     "olmo3": replace(
         _OLMO2,
         numbers={"sliding_window": 4096},
@@ -446,7 +448,7 @@ ARCHITECTURES = {
     ),
     "seed_oss": replace(
         _LLAMA,
-        flags=_UNTIED | {"attention_bias": True, "mlp_bias": False},
+        flags=_UNTIED | {"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
         defaults={"num_key_value_heads": 8, "head_dim": 128},
     ),
     "smollm3": replace(
@@ -554,19 +556,17 @@ ARCHITECTURES |= {
     "qwen3_vl_text": ARCHITECTURES["qwen3"],
     "qwen3_vl_moe_text": replace(ARCHITECTURES["qwen3_moe"], defaults={}),
 }
-# The field of Model for flags of configs; other flags serve `derived`.
+# The fields of Model for flags of configs; other flags serve `derived`.
 FLAG_FIELDS = {
-    "tie_word_embeddings": "tied_embeddings",
-    "use_parallel_residual": "parallel_block",
-    "attention_bias": "qkv_bias",
-    "qkv_bias": "qkv_bias",
-    "mlp_bias": "bias",
-    "bias": "bias",
-    "use_bias": "bias",
+    "tie_word_embeddings": ("tied_embeddings",),
+    "use_parallel_residual": ("parallel_block",),
+    "attention_bias": ("qkv_bias", "proj_bias"),
+    "attention_out_bias": ("proj_bias",),
+    "qkv_bias": ("qkv_bias",),
+    "mlp_bias": ("bias",),
+    "bias": ("bias",),
+    "use_bias": ("bias",),
 }
-# In these architectures `attention_bias` gives queries, keys and values a bias, but not the last
-# product of attention.
-WITHOUT_OUTPUT_BIAS = frozenset({"glm", "glm4", "glm4_moe", "seed_oss"})
 # Keys that other versions of transformers or other architectures write, with those of the table.
 _FEW_AND_SHARED = {"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"}
 OTHER_KEYS = {

@@ -12,7 +12,6 @@ from axonn_tune.io.hf.architectures import (
     ARCHITECTURES,
     FLAG_FIELDS,
     OTHER_KEYS,
-    WITHOUT_OUTPUT_BIAS,
     Architecture,
 )
 from axonn_tune.io.hf.hybrids import layers_beyond_attention
@@ -44,8 +43,7 @@ def load_hf_config(path: Path) -> Model:
 def model_from_hf(config: Mapping[str, Any], origin: str) -> Model:
     """Return the model that the content of a ``config.json`` describes.
 
-    The attention projection has biases if ``mlp_bias`` is set (LLaMA) or always (NeoX). Of a
-    model for images and text, this is the model for text.
+    Of a model for images and text, this is the model for text.
 
     Parameters
     ----------
@@ -72,8 +70,6 @@ def model_from_hf(config: Mapping[str, Any], origin: str) -> Model:
     try:
         fields = _fields(full, architecture)
         left_out = [*fields.pop("not_modelled"), *_not_modelled({**config, **full})]
-        if _adds_bias_to_output(full, kind, fields):
-            left_out.append("the bias of attention's last product")
         is_learned = fields.get("position") == "learned"
         return Model(
             name=name,
@@ -179,7 +175,7 @@ def _counts(full: Mapping[str, Any], architecture: Architecture) -> dict[str, An
 
 def _fields(full: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
     """Return the fields of `Model` that follow from a checked config."""
-    flags = {FLAG_FIELDS[key]: full[key] for key in architecture.flags if key in FLAG_FIELDS}
+    flags = {name: full[key] for key in architecture.flags for name in FLAG_FIELDS.get(key, ())}
     flat = {**_counts(full, architecture), **flags, **architecture.fixed}
     left_out = architecture.not_modelled
     for rule in architecture.derived:
@@ -211,14 +207,6 @@ def _name(config: Mapping[str, Any], origin: str) -> str:
     if path.name == "config.json":
         return path.parent.name or config["model_type"]
     return path.stem if path.suffix == ".json" else path.name
-
-
-def _adds_bias_to_output(full: Mapping[str, Any], kind: str, fields: Mapping[str, Any]) -> bool:
-    """Return whether attention's last product has a bias that no field of a model can state."""
-    if fields.get("bias", True) or "latent_attention" in fields:
-        return False
-    follows = full.get("attention_bias", False) and kind not in WITHOUT_OUTPUT_BIAS
-    return bool(follows or full.get("attention_out_bias", False))
 
 
 def _not_modelled(config: Mapping[str, Any]) -> Iterator[str]:

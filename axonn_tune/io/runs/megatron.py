@@ -91,7 +91,7 @@ def parse_megatron(text: str) -> LoggedRun:
         "virtual_stages": virtual or (1 if pipeline > 1 else None),
         **_switches(arguments),
         **common_facts(arguments),
-        **(_of_sharded_weights(arguments) if is_true(arguments, "use_megatron_fsdp") else {}),
+        **_of_sharded_weights(arguments),
     }
     return logged_run(
         text,
@@ -156,16 +156,22 @@ def _switches(arguments: dict[str, str]) -> dict[str, object]:
 
 
 def _of_sharded_weights(arguments: dict[str, str]) -> dict[str, object]:
-    """Return what differs under Megatron-FSDP, whose layout is known if it shards everything.
+    """Return what differs under Megatron-FSDP or torch's FSDP2; nothing without these.
 
-    The user says the layout where other groups or copies of weights are left.
+    FSDP2 shards everything over data and context parallelism
+    (megatron/core/distributed/torch_fully_sharded_data_parallel.py at d98e8a64). The user says the
+    layout where other groups or copies of weights are left.
     """
+    is_torch = is_true(arguments, "use_torch_fsdp2")
+    if not is_torch and not is_true(arguments, "use_megatron_fsdp"):
+        return {}
     groups = [count(arguments, name) or 1 for name in _GROUPS]
-    is_whole = arguments.get("data_parallel_sharding_strategy") == "optim_grads_params"
+    strategy = arguments.get("data_parallel_sharding_strategy")
+    is_whole = is_torch or strategy == "optim_grads_params"
     n_gpus = count(arguments, "world_size")
     is_known = is_whole and n_gpus is not None and max(groups) == 1
     return {
-        "engine": "megatron-fsdp",
+        "engine": "fsdp2" if is_torch else "megatron-fsdp",
         "layout": layout_text({"shard": n_gpus or 1}) if is_known else None,
         "sequence_parallel": None,
         "distributed_optimizer": None,

@@ -1,7 +1,9 @@
 """Read the logs of nanotron.
 
 nanotron prints its configuration and that of the model as Python objects on several lines, and for
-each step numbers of three digits with K, M or G behind them (powers of 1000).
+each step numbers of three digits with K, M or G behind them (powers of 1000). The batch of a step's
+line is in sequences or, in newer versions, in tokens; that of the line before the first step is in
+sequences (src/nanotron/trainer.py at 2411b022).
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ _STEP = re.compile(
     + _AMOUNT
     + r"(?:\s|$)"
 )
+_BATCH_AT_START = r"global_batch_size: (\d+) \| (?:sequence_length|train_steps): "
 _RESERVED = re.compile(r"(?:cuda_)?max_memory_reserved: " + _AMOUNT)
 _PREFIX = re.compile(r"^(?:\[default\d+\]:)?[\d/: ]{0,40}\[INFO\|[^\]\n]{0,99}\]: ?", re.MULTILINE)
 # The sizes of axes by the names in ParallelismArgs.
@@ -57,9 +60,9 @@ def parse_nanotron(text: str) -> LoggedRun:
     sizes = {axis: int(parallelism.get(name, "0")) for axis, name in _AXES.items()}
     is_stated = all(sizes[axis] for axis in ("tensor", "data", "pipeline"))
     layout = {axis: size for axis, size in sizes.items() if size}
-    micro_batch = first_count(r"\| mbs: (\d+)", text) or _whole(tokens, "micro_batch_size")
+    micro_batch = first_count(r"\bmbs: (\d+)", text) or _whole(tokens, "micro_batch_size")
     accumulated = _whole(tokens, "batch_accumulation_per_replica")
-    batch = first_count(r"global_batch_size: (\d+)(?:\s|$)", text)
+    batch = first_count(_BATCH_AT_START, text)
     if batch is None and micro_batch and accumulated and is_stated:
         batch = micro_batch * accumulated * sizes["data"]
     n_gpus = sizes["tensor"] * sizes["data"] * sizes["pipeline"] * max(sizes["context"], 1)

@@ -86,7 +86,7 @@ class Block(nn.Module):
         n_up = model.ffn_hidden_size * (2 if model.gated_mlp else 1)
         self.norm1 = make_norm()
         self.qkv = make_linear(d, n_qkv, model.qkv_bias, False)
-        self.proj = make_linear(heads, d, model.bias, True)
+        self.proj = make_linear(heads, d, model.proj_bias, True)
         self.norm2 = make_norm()
         self.up = make_linear(d, n_up, model.bias, False)
         self.down = make_linear(model.ffn_hidden_size, d, model.bias, True)

@@ -67,8 +67,14 @@ def config_of(spec: Model, layout: Layout) -> Any:
     """Return Megatron-Core's description of the layers of a model on a layout.
 
     Experts with tensor parallelism need sequence parallelism.
+
+    Raises
+    ------
+    InputError
+        Megatron-Core has no such norms, or no such biases.
     """
     tensor_size = layout.size("tensor")
+    require_choice(f"model {spec.name}", "proj_bias", str(spec.proj_bias), (str(spec.bias),))
     require_choice(f"model {spec.name}", "qk_norm", spec.qk_norm, ("", "head"))
     return import_module("megatron.core.transformer.transformer_config").TransformerConfig(
         num_layers=spec.n_layers,

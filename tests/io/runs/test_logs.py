@@ -339,12 +339,30 @@ def test_megatron_fsdp_shards_over_all_ranks_or_asks_for_the_layout(log, changed
         "data_parallel_sharding_strategy": "optim_grads_params",
         **changed,
     }
-    lines = (LOGS / "megatron.log").read_text().splitlines()
-    kept = [line for line in lines if not any(f"  {name} ." in line for name in changed)]
-    added = [f"  {name} ".ljust(50, ".") + f" {value}" for name, value in changed.items()]
-    (run,) = read_runs(log("\n".join([*added, *kept])))
+    (run,) = read_runs(log(megatron_log_with(changed)))
     assert run.facts["engine"] == "megatron-fsdp" and run.facts.get("layout") == layout
     assert not {"distributed_optimizer", "virtual_stages"} & set(run.facts)
+
+
+@pytest.mark.parametrize(("context", "layout"), [("1", "shard=8"), ("2", None)])
+def test_torchs_fsdp_in_megatron_is_fsdp_and_not_data_parallelism(log, context, layout):
+    changed = {
+        "use_torch_fsdp2": "True",
+        "data_parallel_sharding_strategy": "no_shard",
+        "pipeline_model_parallel_size": "1",
+        "context_parallel_size": context,
+    }
+    (run,) = read_runs(log(megatron_log_with(changed)))
+    assert run.facts["engine"] == "fsdp2" and run.facts.get("layout") == layout
+    assert not {"distributed_optimizer", "virtual_stages"} & set(run.facts)
+
+
+def megatron_log_with(arguments):
+    """Return the text of Megatron-LM's log with some other arguments."""
+    lines = (LOGS / "megatron.log").read_text().splitlines()
+    kept = [line for line in lines if not any(f"  {name} ." in line for name in arguments)]
+    added = [f"  {name} ".ljust(50, ".") + f" {value}" for name, value in arguments.items()]
+    return "\n".join([*added, *kept])
 
 
 @pytest.mark.parametrize(
@@ -361,6 +379,28 @@ def test_the_model_of_nanotron_is_a_llama_or_a_dense_qwen(log, old, new, is_know
     (plain,), (run,) = read_runs(LOGS / "nanotron.log"), read_runs(log(text.replace(old, new)))
     sizes = {**plain.sizes, "qkv_bias": "attention_bias=True" in new}
     assert run.sizes == (sizes if is_known else {})
+
+
+# The line before the first step, and the batch of a step, as trainer.py at 2411b022 writes them.
+NANOTRON_START = (
+    "mbs: 2 | grad_accum: 5 | cp: 1 | sequence_length: 32 | global_batch_size: 20 | "
+    "train_steps: 1000 | start_iteration_step: 0 | consumed_tokens_total: 0"
+)
+NANOTRON_TOKENS = (
+    "TokensArgs(sequence_length=32, micro_batch_size=2, batch_accumulation_per_replica=5)"
+)
+
+
+@pytest.mark.parametrize("start", [NANOTRON_START, NANOTRON_TOKENS])
+def test_the_batch_of_nanotrons_steps_is_in_tokens_and_not_read(log, start):
+    text = (LOGS / "nanotron.log").read_text()
+    text, n_steps = re.subn(
+        r"(?<=gpu: )(.*)global_batch_size: 20", r"\1global_batch_size: 640", text
+    )
+    text, n_starts = re.subn(r"\[Start training\].*", start, text)
+    assert (n_starts, n_steps > 1) == (1, True)
+    (run,) = read_runs(log(text))
+    assert (run.facts["global_batch"], run.facts["micro_batch"]) == ("20", "2")
 
 
 def test_the_groups_of_nemo_are_axes(log):
