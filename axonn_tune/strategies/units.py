@@ -41,6 +41,10 @@ class GatherUnit:
         Group whose ranks share it; empty where this is the group of the strategy.
     low
         Number of its parameters that are stored and gathered in the format of low products.
+    joined
+        Share of what is gathered of it that kernels copy out of messages.
+    bucketed
+        Share of its gradients that fit into a bucket, where they share a message with others.
     fetches
         What is gathered of it when it is recomputed as a whole.
     """
@@ -55,6 +59,8 @@ class GatherUnit:
     n_reductions: Size
     sharded_over: str = ""
     low: Size = 0.0
+    joined: Size = 1.0
+    bucketed: Size = 0.0
     fetches: BackwardFetches = FETCHED_ONCE
 
     @property
@@ -98,8 +104,24 @@ def trained_share(units: Iterable[GatherUnit], table: CandidateTable, group: str
     return sum(shares, start=np.zeros(len(table)))
 
 
-def gathers_per_block(sizes: Sequence[float], n_blocks: int, prefetch_elements: float) -> float:
-    """Return the number of gathers of a block's matrices, averaged over equal blocks.
+@dataclass(frozen=True)
+class BlockGathers:
+    """How the matrices of a block are gathered, averaged over equal blocks.
+
+    n_calls
+        Number of gathers.
+    joined_share
+        Share of the elements whose gathers bring several matrices.
+    """
+
+    n_calls: float
+    joined_share: float
+
+
+def gathers_per_block(
+    sizes: Sequence[float], n_blocks: int, prefetch_elements: float
+) -> BlockGathers:
+    """Return how a block's matrices are gathered.
 
     DeepSpeed takes the matrices that come next until these have at least `prefetch_elements` (0.19,
     runtime/zero/partitioned_param_coordinator.py, _fetch_sub_module_impl).
@@ -109,13 +131,17 @@ def gathers_per_block(sizes: Sequence[float], n_blocks: int, prefetch_elements: 
     sizes
         Numbers of elements of a block's matrices, in the order of their use.
     """
-    n_gathers, n_taken = 0, 0.0
+    gathers: list[list[float]] = []
+    n_taken = 0.0
     for size in [*sizes] * n_blocks:
-        n_gathers += n_taken == 0
+        if n_taken == 0.0:
+            gathers.append([])
+        gathers[-1].append(size)
         n_taken += size
         if n_taken >= prefetch_elements:
             n_taken = 0.0
-    return n_gathers / n_blocks
+    joined = sum(sum(gather) for gather in gathers if len(gather) > 1)
+    return BlockGathers(len(gathers) / n_blocks, joined / (n_blocks * sum(sizes)))
 
 
 def _stored_bytes(job: Job, parameters: Size, trained: Size, stored_element_bytes: float) -> Size:
