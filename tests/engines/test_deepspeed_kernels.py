@@ -116,7 +116,7 @@ def check_case(case, n_ranks, message_bytes):
     of_type = {ELEMENT_BYTES: {}, 4: {"communication_data_type": "fp32"}}
     moved = moved_by(case, **of_type[message_bytes])
     plan = case.plan(n_ranks, reduced_element_bytes=float(message_bytes))
-    copied = planned(plan, ".block.copy")
+    copied = planned(plan, ".copy")
     assert abs(moved["gathers"] - copied) < 2 * ELEMENT_BYTES * case.spec.block_matmul_parameters
     assert (moved["gathers"] > 0) == (copied > 0) == (case.prefetched > VECTOR_ELEMENTS)
 
