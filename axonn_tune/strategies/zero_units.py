@@ -23,7 +23,12 @@ from axonn_tune.strategies.fetches import (
 )
 from axonn_tune.strategies.parameters import stage_parameters
 from axonn_tune.strategies.shapes import Shapes
-from axonn_tune.strategies.units import GatherUnit, gathers_per_block
+from axonn_tune.strategies.units import (
+    GatherUnit,
+    gathers_per_block,
+    gradients_of_block,
+    reductions_per_block,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,6 +192,9 @@ class ZeroUnits:
         n_reductions: Size = n_calls
         if program.bucket_elements:
             n_reductions = np.minimum(n_calls, trained / program.bucket_elements)
+            if layers and job.trains_weights:
+                sizes = gradients_of_block(model)
+                n_reductions = reductions_per_block(sizes, n_trained, program.bucket_elements)
         low: Size = 0.0
         if layers and self.gathers_low:
             low = stage_parameters(model, layers, False, False)[0] / count / shapes.y

@@ -12,6 +12,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, MemoryBound
 from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.strategies.fetches import BackwardFetches, FetchRules, backward_fetches
+from axonn_tune.strategies.units import gradients_of_block, reductions_per_block
 from axonn_tune.strategies.zero import zero3, zeropp
 
 DEEPSPEED = load_engine("deepspeed")
@@ -109,6 +110,18 @@ def test_gradients_that_share_a_bucket_are_copied_and_joined(
     }
     wanted = pytest.approx(of_matrix * WIDE.block_matmul_parameters, rel=1e-3)
     assert packed == {"gradient.block.shard.pack": wanted}
+
+
+@pytest.mark.parametrize(
+    ("bucket_elements", "n_reductions"),
+    # Four matrices and the vectors between them; of two blocks with 3, 1, 4 and 4 h^2, three
+    # reductions of 8 h^2.
+    [(1e7, 8.0), (8.1 * 4096**2, 1.5)],
+)
+def test_a_reduction_ends_where_the_next_gradient_does_not_fit(bucket_elements, n_reductions):
+    model = Model("gpt", 100, 4096, 32, 51200, 1024)
+    found = reductions_per_block(gradients_of_block(model), 100, bucket_elements)
+    assert found == pytest.approx(n_reductions, abs=0.01)
 
 
 @pytest.mark.parametrize("hidden_size", [4096, 12288])
