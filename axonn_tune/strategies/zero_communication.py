@@ -201,7 +201,8 @@ class ZeroCommunication(ZeroGathers):
         divided. What is quantised is neither joined nor divided (DeepSpeed 0.19,
         runtime/zero/stage3.py, __add_grad_to_ipg_bucket and __avg_scatter_grads, and
         runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced; 0.10 does the same, but
-        casts after the copy).
+        casts after the copy). Stages 1 and 2 join what several ranks own (stage_1_and_2.py,
+        average_tensor and allreduce_bucket).
         """
         element, message = self.shapes.element_bytes, self._message_element
         share_copied = unit.bucketed if message == element else 1.0
