@@ -170,7 +170,10 @@ more than a billion elements are gathered 2.67 times in a step in the place of t
 gathers hide behind no kernel, of which the reason is not known: with four links, 1K tokens more
 take 138B 14 s with ZeRO-3 and with ZeRO++ alike, in which its FLOPs are done at 82 TFLOP/s, as
 products alone take. What was seen in these four rates holds for the 28 others, which are missed by
-8 % in the mean and would be predicted 32 % too high if gathers were hidden. Of the sharded
+10 % in the mean and would be predicted 34 % too high if gathers were hidden. What 138B lacks is no
+fixed time: ZeRO-3 over four links takes 9 to 12 s longer than predicted, over one link 4 s longer
+at most with 2K tokens, and ZeRO++ 4 to 6 s and 1 to 8 s. It is not copies of weights either, since
+a gather of one matrix brings it where products read it. Of the sharded
 strategies on Frontier no batch or version is known, and quantised messages were slower there than
 their bytes say. Rings of RCCL over more than
 128 dies of Frontier have the steps of 77 us and more that PCCL's paper measured, while its own runs

@@ -34,12 +34,15 @@ class BackwardFetches:
         Number of elements that are gathered again for gradients, and number of these gathers.
     early_again_share
         Share of these elements whose gather starts while a block is recomputed.
+    joined_again_share
+        Share of these elements whose gathers bring several matrices.
     """
 
     early_share: float = 0.0
     again_elements: float = 0.0
     n_again: float = 0.0
     early_again_share: float = 0.0
+    joined_again_share: float = 0.0
 
 
 # The whole block is gathered once, while its gradients are formed.
@@ -54,7 +57,9 @@ def fetched_each_time(sizes: Sequence[float]) -> BackwardFetches:
     sizes
         Numbers of elements of the matrices.
     """
-    return BackwardFetches(again_elements=sum(sizes), n_again=float(len(sizes)))
+    return BackwardFetches(
+        again_elements=sum(sizes), n_again=float(len(sizes)), joined_again_share=1.0
+    )
 
 
 @dataclass(frozen=True)
@@ -111,11 +116,13 @@ def backward_fetches(sizes: tuple[float, ...], rules: FetchRules) -> BackwardFet
     ]
     again = [gather for gather in gathers if gather[0].chain == BACKWARD]
     again_elements = sum(use.elements for use, _, _ in again)
+    joined_elements = sum(use.elements for use, _, n_joined in again if n_joined > 1)
     return BackwardFetches(
         early_share=_early_elements(gathers, RECOMPUTE) / sum(sizes),
         again_elements=again_elements,
         n_again=sum(1.0 / n_joined for _, _, n_joined in again),
         early_again_share=_early_elements(again, BACKWARD) / again_elements if again else 0.0,
+        joined_again_share=joined_elements / again_elements if again else 0.0,
     )
 
 

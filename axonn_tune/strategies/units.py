@@ -9,6 +9,7 @@ import numpy as np
 
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.fetches import FETCHED_ONCE, BackwardFetches
 from axonn_tune.strategies.shapes import FP32_BYTES
@@ -41,6 +42,10 @@ class GatherUnit:
         Group whose ranks share it; empty where this is the group of the strategy.
     low
         Number of its parameters that are stored and gathered in the format of low products.
+    joined
+        Share of what is gathered of it that kernels copy out of messages.
+    bucketed
+        Share of its gradients that fit into a bucket, where they share a message with others.
     fetches
         What is gathered of it when it is recomputed as a whole.
     """
@@ -55,6 +60,8 @@ class GatherUnit:
     n_reductions: Size
     sharded_over: str = ""
     low: Size = 0.0
+    joined: Size = 1.0
+    bucketed: Size = 0.0
     fetches: BackwardFetches = FETCHED_ONCE
 
     @property
@@ -98,8 +105,24 @@ def trained_share(units: Iterable[GatherUnit], table: CandidateTable, group: str
     return sum(shares, start=np.zeros(len(table)))
 
 
-def gathers_per_block(sizes: Sequence[float], n_blocks: int, prefetch_elements: float) -> float:
-    """Return the number of gathers of a block's matrices, averaged over equal blocks.
+@dataclass(frozen=True)
+class BlockGathers:
+    """How the matrices of a block are gathered, averaged over equal blocks.
+
+    n_calls
+        Number of gathers.
+    joined_share
+        Share of the elements whose gathers bring several matrices.
+    """
+
+    n_calls: float
+    joined_share: float
+
+
+def gathers_per_block(
+    sizes: Sequence[float], n_blocks: int, prefetch_elements: float
+) -> BlockGathers:
+    """Return how a block's matrices are gathered.
 
     DeepSpeed takes the matrices that come next until these have at least `prefetch_elements` (0.19,
     runtime/zero/partitioned_param_coordinator.py, _fetch_sub_module_impl).
@@ -109,13 +132,50 @@ def gathers_per_block(sizes: Sequence[float], n_blocks: int, prefetch_elements: 
     sizes
         Numbers of elements of a block's matrices, in the order of their use.
     """
-    n_gathers, n_taken = 0, 0.0
+    gathers: list[list[float]] = []
+    n_taken = 0.0
     for size in [*sizes] * n_blocks:
-        n_gathers += n_taken == 0
+        if n_taken == 0.0:
+            gathers.append([])
+        gathers[-1].append(size)
         n_taken += size
         if n_taken >= prefetch_elements:
             n_taken = 0.0
-    return n_gathers / n_blocks
+    joined = sum(sum(gather) for gather in gathers if len(gather) > 1)
+    return BlockGathers(len(gathers) / n_blocks, joined / (n_blocks * sum(sizes)))
+
+
+def gradients_of_block(model: Model) -> list[float]:
+    """Return the elements of a block's weights, norms and biases, as gradients are formed."""
+    norm = float(model.norm_parameters)
+    between = 0.0 if model.shares_norm else norm
+    sizes: list[float] = []
+    for linears, norm_before in ((model.mlp_linears, between), (model.attention_linears, norm)):
+        for linear in reversed(linears):
+            sizes += [float(linear.bias * linear.n_out), linear.parameters]
+        sizes.append(norm_before)
+    return [size for size in sizes if size]
+
+
+def reductions_per_block(sizes: Sequence[float], n_blocks: int, bucket_elements: float) -> float:
+    """Return the number of reductions of a block's gradients, averaged over equal blocks.
+
+    DeepSpeed reduces a bucket when the next gradient does not fit, so that a matrix which is larger
+    than a bucket is reduced alone, and so are the norms and biases between two of them (0.10 to
+    0.19, runtime/zero/stage3.py, reduce_independent_p_g_buckets_and_remove_grads). What the last
+    bucket has room for counts as a share of a reduction.
+
+    Parameters
+    ----------
+    sizes
+        Numbers of elements of a block's gradients, in the order in which they are formed.
+    """
+    n_reductions, n_held = 0, 0.0
+    for size in [*sizes] * n_blocks:
+        if n_held > 0.0 and n_held + size > bucket_elements:
+            n_reductions, n_held = n_reductions + 1, 0.0
+        n_held += size
+    return (n_reductions + min(n_held / bucket_elements, 1.0)) / n_blocks
 
 
 def _stored_bytes(job: Job, parameters: Size, trained: Size, stored_element_bytes: float) -> Size:

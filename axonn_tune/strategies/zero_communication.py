@@ -160,11 +160,13 @@ class ZeroCommunication(ZeroGathers):
         if self.keeps_weights:
             kind = "all_reduce"
         message_element = np.where(self._packs_gradients, INT4_BYTES, self._message_element)
-        for group in self._reduced_over(unit):
+        for index, group in enumerate(self._reduced_over(unit)):
             name = names.unit_gradient(unit.name, group)
             size = table.size(group)
             sent = (size > 1) * remaining
             of_pack: Size = element + message_element
+            if self._program.bucket_elements and index == 0:
+                of_pack = self._of_bucket(unit)
             if self._kernels is not None:
                 is_head = self._cuts_tokens and unit.name == self._unit_of("head").name
                 of_pack = self._kernels.of_pack(is_sum=self._sends_sums | is_head)
@@ -190,6 +192,23 @@ class ZeroCommunication(ZeroGathers):
             before = (replica_sum(unit),)
         if self._offload.gradients:
             self._keep_on_host(host, unit, remaining, before)
+
+    def _of_bucket(self, unit: GatherUnit) -> Array:
+        """Return the bytes that kernels move of each gradient that a bucket sends, shape (C,).
+
+        One that fits into the bucket is copied there, in the type of the message; any other is cast
+        if its type differs. The gradients of a message are joined, unless it has one only, and
+        divided. What is quantised is neither joined nor divided (DeepSpeed 0.19,
+        runtime/zero/stage3.py, __add_grad_to_ipg_bucket and __avg_scatter_grads, and
+        runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced; 0.10 does the same, but
+        casts after the copy). Stages 1 and 2 join what several ranks own (stage_1_and_2.py,
+        average_tensor and allreduce_bucket).
+        """
+        element, message = self.shapes.element_bytes, self._message_element
+        share_copied = unit.bucketed if message == element else 1.0
+        joined_and_divided = (1.0 + unit.bucketed) * 2.0 * message
+        sent = np.where(self._packs_gradients, message + INT4_BYTES, joined_and_divided)
+        return np.asarray(share_copied * (element + message) + sent)
 
     @property
     def _exchanges_tensors(self) -> bool:

@@ -34,11 +34,15 @@ INT8_BYTES = 1.0 + 2.0 / 2048
 
 @dataclass(frozen=True)
 class _Gather:
-    """A gather of a number of elements in some calls within a group."""
+    """A gather of a number of elements in some calls within a group.
+
+    Kernels copy the share `joined` of the elements out of the message.
+    """
 
     name: str
     elements: Size
     n_calls: Size
+    joined: Size
     group: str
     is_quantised: bool
 
@@ -330,15 +334,18 @@ class ZeroGathers(AsyncTensorParallel):
         name, fetches = names.of_layer(chain, unit.name), unit.fetches
         share = self._share(chain, unit)
         elements, n_calls = share * unit.gathered, share * unit.n_calls
+        joined = unit.joined
         early_share = {FORWARD: 1.0, RECOMPUTE: fetches.early_share, BACKWARD: 0.0}[chain]
         if chain == BACKWARD and fetches.n_again:
             elements, n_calls = fetches.again_elements, fetches.n_again
+            joined = fetches.joined_again_share
             early_share = fetches.early_again_share
         early, late = (self._source(chain, unit, is_early) for is_early in (True, False))
         if early == late or early_share in (0.0, 1.0):
-            return [_Gather(name, elements, n_calls, *(early if early_share else late))]
+            source = early if early_share else late
+            return [_Gather(name, elements, n_calls, joined, *source)]
         return [
-            _Gather(of_part, part * elements, part * n_calls, *source)
+            _Gather(of_part, part * elements, part * n_calls, joined, *source)
             for of_part, part, source in (
                 (name, 1.0 - early_share, late),
                 (f"{name}.early", early_share, early),
@@ -442,13 +449,15 @@ class ZeroGathers(AsyncTensorParallel):
         if gather.is_quantised:
             unpacked = received * (INT8_BYTES + element)
             host.memory_bound(f"{self._of_source(gather)}.dequantise", unpacked, "scale")
-        elif not self._program.gathers_in_place:
+        # What is quantised and gathered with nothing else is unpacked to where products read it.
+        is_unpacked = gather.is_quantised and not self._program.prefetch_elements
+        if np.any(gather.joined) and not (self._program.gathers_in_place or is_unpacked):
             # The first gather of a step has other ranks than gathers from the second copy, and so
             # its copy has a name of its own.
             is_first = self._sharding.copy and group == self._sharding.weights
             copy = f"{name}.first_copy" if is_first else f"{name}.copy"
             n_copies = 2.0 if self._kernels is None else self._kernels.copies
-            nbytes = unit.bytes_of(received, self.shapes.job)
+            nbytes = gather.joined * unit.bytes_of(received, self.shapes.job)
             host.memory_bound(copy, n_copies * nbytes, "copy")
 
     def _of_source(self, gather: _Gather) -> str:

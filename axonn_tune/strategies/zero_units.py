@@ -23,7 +23,12 @@ from axonn_tune.strategies.fetches import (
 )
 from axonn_tune.strategies.parameters import stage_parameters
 from axonn_tune.strategies.shapes import Shapes
-from axonn_tune.strategies.units import GatherUnit, gathers_per_block
+from axonn_tune.strategies.units import (
+    GatherUnit,
+    gathers_per_block,
+    gradients_of_block,
+    reductions_per_block,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +148,9 @@ class ZeroUnits:
         block = self._unit("block", self.layers, (False, False), n_matrices)
         if prefetched := self.program.prefetch_elements:
             sizes = [float(linear.parameters) for linear in linears]
-            n_calls = gathers_per_block(sizes, block.count, prefetched) + n_of_adapters
-            return replace(block, n_calls=n_calls)
+            gathers = gathers_per_block(sizes, block.count, prefetched)
+            n_calls = gathers.n_calls + n_of_adapters
+            return replace(block, n_calls=n_calls, joined=gathers.joined_share)
         return block
 
     @property
@@ -186,9 +192,13 @@ class ZeroUnits:
         n_reductions: Size = n_calls
         if program.bucket_elements:
             n_reductions = np.minimum(n_calls, trained / program.bucket_elements)
+            if layers and job.trains_weights:
+                sizes = gradients_of_block(model)
+                n_reductions = reductions_per_block(sizes, n_trained, program.bucket_elements)
         low: Size = 0.0
         if layers and self.gathers_low:
             low = stage_parameters(model, layers, False, False)[0] / count / shapes.y
+        linears = model.block_linears if layers else (model.head,)
         return GatherUnit(
             name=name,
             count=count,
@@ -199,7 +209,22 @@ class ZeroUnits:
             n_calls=n_calls,
             n_reductions=n_reductions,
             low=low,
+            # The embedding and the head are gathered by themselves.
+            joined=0.0 if program.prefetch_elements else 1.0,
+            bucketed=self._bucketed([linear.parameters for linear in linears]),
         )
+
+    def _bucketed(self, sizes: Sequence[float]) -> float:
+        """Return the share of the gradients that fit into a bucket.
+
+        Parameters
+        ----------
+        sizes
+            Numbers of elements of the matrices of a layer, or of an end of the model.
+        """
+        if not self.shapes.job.trains_weights:
+            return float(self.program.bucket_elements > 0.0)
+        return sum(size for size in sizes if size <= self.program.bucket_elements) / sum(sizes)
 
     def _mean_weights(self, layers: Sequence[int], first: bool, last: bool) -> Size:
         """Return how many weights a rank gathers of a layer on average, or of a part without any.

@@ -60,8 +60,7 @@ class Case:
             "reduce_bucket_size": int(self.bucket_elements),
         }
 
-    @property
-    def strategy(self):
+    def strategy(self, **facts):
         engine = load_engine("deepspeed")
         program = replace(
             engine.zero,
@@ -69,17 +68,18 @@ class Case:
             live_elements=self.live_elements,
             reuse_elements=self.live_elements,
             bucket_elements=self.bucket_elements,
+            **facts,
         )
         return zero3(replace(engine, zero=program))
 
     def job(self, n_ranks):
         return Job(n_ranks, n_ranks * self.n_microsteps, self.spec.seq_len, dtype="bf16")
 
-    def plan(self, n_ranks):
+    def plan(self, n_ranks, **facts):
         job = self.job(n_ranks)
-        return plan_of(self.strategy, self.spec, job, 1, self.recompute, shard=n_ranks)
+        return plan_of(self.strategy(**facts), self.spec, job, 1, self.recompute, shard=n_ranks)
 
     def memory(self, n_ranks):
         """The bytes that a rank holds, by term."""
         job = self.job(n_ranks)
-        return memory_terms(self.strategy, self.spec, job, 1, self.recompute, shard=n_ranks)
+        return memory_terms(self.strategy(), self.spec, job, 1, self.recompute, shard=n_ranks)

@@ -57,7 +57,7 @@ def most_live_bytes(spec, zero_settings, recompute, n_steps, least_bytes):
     return live.most_bytes
 
 
-def started(spec, zero_settings, recompute, n_microsteps, reentrant):
+def started(spec, zero_settings, recompute, n_microsteps, reentrant, **further_settings):
     """Return DeepSpeed's engine around a model, and the tokens on which it trains."""
     import deepspeed
 
@@ -70,6 +70,7 @@ def started(spec, zero_settings, recompute, n_microsteps, reentrant):
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": 3, **zero_settings},
         "zero_allow_untested_optimizer": True,
+        **further_settings,
     }
     optimizer = torch.optim.AdamW(model.parameters())
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)

@@ -12,6 +12,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, MemoryBound
 from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.strategies.fetches import BackwardFetches, FetchRules, backward_fetches
+from axonn_tune.strategies.units import gradients_of_block, reductions_per_block
 from axonn_tune.strategies.zero import zero3, zeropp
 
 DEEPSPEED = load_engine("deepspeed")
@@ -67,14 +68,60 @@ def test_the_plan_gathers_again_between_two_gradients(overlaps):
     (again,) = gathered(plan.microstep, "backward.block").items()
     assert again == ("backward.block.all_gather", ("shard", 3, 8 * 12288**2))
     waiting = [op.name for op in operations(plan.microstep) if again[0] in op.waits_for]
-    assert {*waiting} == {"backward.block.copy"}
+    assert {*waiting} == {"backward.up.gemm_input"}
     order = [op.name for op in operations(plan.microstep)]
-    received = order.index("backward.block.copy")
-    assert (
-        order.index("backward.down.gemm_weight") < received < order.index("backward.up.gemm_input")
-    )
     if overlaps:
         assert order.index(again[0]) < order.index("backward.down.gemm_input")
+
+
+@pytest.mark.parametrize(
+    ("hidden_size", "joined"),
+    # In h^2: proj comes with up where it has less than 5e7 elements.
+    [(4096, 5), (6144, 5), (8192, 0), (12288, 0)],
+)
+def test_only_what_comes_with_others_is_copied(hidden_size, joined):
+    model = Model("gpt", 6, hidden_size, 32, 51200, 1024)
+    plan = plan_of(zero3(DEEPSPEED), model, JOB, 1, "none", shard=32)
+    copied = {
+        op.name: number(op.nbytes)
+        for op in operations(plan.microstep)
+        if op.name.endswith("block.copy")
+    }
+    wanted = 2 * 2 * joined * hidden_size**2
+    assert copied.get("forward.block.copy", 0.0) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("bucket_elements", "message_bytes", "of_matrix"),
+    # A bucket of 5e8 takes qkv and proj of 12288 (4 of 12 h^2). In the type of the weights these
+    # are copied, joined and divided, and the others divided; in fp32 all are cast.
+    [(1e7, 2.0, 4.0), (5e8, 2.0, 4.0 + 8.0 * 4 / 12), (2e9, 2.0, 12.0), (2e9, 4.0, 22.0)],
+)
+def test_gradients_that_share_a_bucket_are_copied_and_joined(
+    bucket_elements, message_bytes, of_matrix
+):
+    facts = {"bucket_elements": bucket_elements, "reduced_element_bytes": message_bytes}
+    engine = replace(DEEPSPEED, zero=replace(DEEPSPEED.zero, **facts))
+    plan = plan_of(zero3(engine), WIDE, JOB, 1, "none", shard=32)
+    packed = {
+        op.name: number(op.nbytes)
+        for op in operations(plan.microstep)
+        if op.name.endswith("block.shard.pack")
+    }
+    wanted = pytest.approx(of_matrix * WIDE.block_matmul_parameters, rel=1e-3)
+    assert packed == {"gradient.block.shard.pack": wanted}
+
+
+@pytest.mark.parametrize(
+    ("bucket_elements", "n_reductions"),
+    # Four matrices and the vectors between them; of two blocks with 3, 1, 4 and 4 h^2, three
+    # reductions of 8 h^2.
+    [(1e7, 8.0), (8.1 * 4096**2, 1.5)],
+)
+def test_a_reduction_ends_where_the_next_gradient_does_not_fit(bucket_elements, n_reductions):
+    model = Model("gpt", 100, 4096, 32, 51200, 1024)
+    found = reductions_per_block(gradients_of_block(model), 100, bucket_elements)
+    assert found == pytest.approx(n_reductions, abs=0.01)
 
 
 @pytest.mark.parametrize("hidden_size", [4096, 12288])
