@@ -35,6 +35,7 @@ from axonn_tune.spec.plan import (
     HostWork,
     MemoryBound,
     Phase,
+    RepeatedGemm,
     Size,
     sized,
 )
@@ -109,6 +110,8 @@ class KernelPrices:
         if isinstance(operation, Gemm):
             launch_seconds = self._machine.kernels.launch_seconds.value
             seconds = self._formats[operation.number_format].seconds(operation, launch_seconds)
+            if isinstance(operation, RepeatedGemm):
+                seconds = seconds * operation.n_times
             return self._in_training(seconds, operation)
         if isinstance(operation, Attention):
             seconds = self._attention.seconds(operation)
@@ -197,6 +200,8 @@ def host_seconds(
                     count += n_issues
             elif isinstance(op, Attention):
                 count += repeats * op.n_launches
+            elif isinstance(op, RepeatedGemm):
+                count += repeats * op.n_times
             elif not isinstance(op, HostWork | HostKernel):
                 count += repeats
     for axis, number in n_collectives.items():

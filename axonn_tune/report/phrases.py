@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from axonn_tune.search.batches import can_share, nearest_shared_batch
 from axonn_tune.search.search import Search
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import ADAMW, Job
 from axonn_tune.spec.layout import AXES, PIPELINE, Axes
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
@@ -91,6 +91,7 @@ def types_text(job: Job) -> str:
     others = [
         *([] if job.recipe is None else [f"products in {job.precision}"]),
         *([] if job.moments == "fp32" else [f"moments in {job.moments}"]),
+        *([] if job.optimizer == ADAMW else [f"optimizer {job.optimizer}"]),
     ]
     return f"{job.dtype} with {' and '.join(others)}" if others else job.dtype
 

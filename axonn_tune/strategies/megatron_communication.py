@@ -11,7 +11,7 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import distinct
-from axonn_tune.spec.job import Overlap
+from axonn_tune.spec.job import MUON, Overlap
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE
 from axonn_tune.spec.names import (
     BACKWARD,
@@ -27,6 +27,7 @@ from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import context_parallelism
 from axonn_tune.strategies.megatron_stage import module_layers, stored_matrices, trained_parameters
+from axonn_tune.strategies.muon import Owned, owned_columns, update_matrices
 from axonn_tune.strategies.optimizer import clip_and_update
 from axonn_tune.strategies.parameters import stage_parameters
 from axonn_tune.strategies.pipeline import layers_of_stage
@@ -460,10 +461,25 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _in_mean_block(self) -> tuple[Array, Array]:
-        """Both numbers, averaged over the blocks that have a backward pass."""
+        """Both numbers, averaged over the blocks that have a backward pass.
+
+        Where replicas share whole matrices, what their buffers have beside these counts, too.
+        """
         layers = range(self.shapes.model.n_layers)
         dense, experts = trained_parameters(self.shapes, layers, False, False)
-        return dense / self.shapes.n_backward, experts / self.shapes.n_backward
+        dense, experts = dense / self.shapes.n_backward, experts / self.shapes.n_backward
+        if self._muon is None:
+            return dense, experts
+        n_layers = np.maximum(self._n_layers, 1.0)
+        return dense + self._muon.padding / n_layers, experts + self._muon.expert_padding / n_layers
+
+    @cached_property
+    def _muon(self) -> Owned | None:
+        """The matrices of the first stage that Muon updates; None with another optimizer."""
+        if self.shapes.job.optimizer != MUON:
+            return None
+        columns = partial(owned_columns, self.shapes, self.options, first=True, last=self._has_head)
+        return Owned.of(self.shapes.model, self._of_first_stage(columns))
 
     # Once per micro-step and once per step -----------------------------------------------------
 
@@ -661,7 +677,12 @@ class MegatronCommunication(SequenceParallel):
         owned = stored
         if options.distributed_optimizer:
             owned = options.owned_share(self.shapes, self._dense, self._experts)
-        return clip_and_update(
+        clipped = stored if options.engine.megatron.sums_sharded else owned
+        muon = self._muon
+        if muon is not None:
+            owned = muon.others / self._n_sharing
+            clipped = owned + muon.elements
+        updated = clip_and_update(
             host,
             self.shapes.job,
             owned,
@@ -669,11 +690,25 @@ class MegatronCommunication(SequenceParallel):
             norm_sums={names.norm_all_reduce(axis): axis for axis in ("tensor", PIPELINE)},
             cleared=owned if options.shards_gradients else stored,
             offload=options.engine.offload_in(self.shapes.job),
-            clipped=stored if options.engine.megatron.sums_sharded else owned,
+            clipped=clipped,
             states=options.states(self.shapes.job),
             has_main_gradients=options.engine.megatron.has_main_gradients,
             n_tensors=self._n_launched,
+            n_pieces=self._n_pieces,
         )
+        if muon is not None:
+            update_matrices(host, self.shapes, muon, self._gradient_bytes)
+        return updated
+
+    @property
+    def _n_sharing(self) -> Size:
+        """The number of replicas that share the states of the optimizer."""
+        return self.options.n_sharing(self.shapes.table)
+
+    @property
+    def _n_pieces(self) -> Array:
+        """The number of tensors, or parts of them, that a rank has; a bucket's parts are cut."""
+        return self._n_weights / self._n_sharing + self._n_calls(self._dense, self.options.replicas)
 
     def _gather_updated(self, host: HostProgram, updated: tuple[str, ...]) -> None:
         """Gather the weights that the replicas have updated for each other."""

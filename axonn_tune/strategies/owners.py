@@ -1,0 +1,138 @@
+"""Which replica updates which whole matrices, as Megatron-Core's layer-wise optimizer shares them.
+
+NVIDIA/Megatron-LM at d98e8a64, core/optimizer/layer_wise_optimizer.py: each bucket of gradients has
+one share for each replica, all of the same size, and a share holds whole matrices. A bucket thus
+takes as many elements as the largest share times the number of replicas, and what the other shares
+leave empty is stored, reduced and gathered, too. That code also aligns the beginnings of matrices
+to 64 elements, which is left out here.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from axonn_tune.spec.plan import Array
+
+# A bucket is closed once it has filled this part of the least room that its largest matrix takes.
+_FILLED = 0.9
+# A share takes at most this many times its part of a bucket, unless no share has room.
+_MOST_OF_SHARE = 1.3
+
+
+class Piece(NamedTuple):
+    """What a rank holds of a matrix, which it shares with no other rank but those of its group.
+
+    Attributes
+    ----------
+    rows, columns
+        Its sizes.
+    flops
+        What it takes to orthogonalize the whole matrix.
+    """
+
+    rows: float
+    columns: float
+    flops: float
+
+    @property
+    def elements(self) -> float:
+        """The number of its elements."""
+        return self.rows * self.columns
+
+    @property
+    def cost(self) -> float:
+        """The estimate by which shares are balanced."""
+        return self.elements * min(self.rows, self.columns)
+
+
+class Shares(NamedTuple):
+    """How replicas share matrices.
+
+    Attributes
+    ----------
+    buffer_elements
+        Elements of the buffers that hold all shares.
+    owned_elements
+        Elements of the matrices of the replica that owns most.
+    numbers
+        Numbers of matrices of each kind of the replica that has most to compute.
+    """
+
+    buffer_elements: float
+    owned_elements: float
+    numbers: tuple[int, ...]
+
+
+@lru_cache(maxsize=4096)
+def shared(
+    kinds: tuple[Piece, ...], order: tuple[int, ...], n_replicas: int, least_elements: float
+) -> Shares:
+    """Return how replicas share the matrices of a buffer.
+
+    Parameters
+    ----------
+    kinds
+        Kinds of matrices.
+    order
+        Kind of each matrix, in the order in which the backward pass forms their gradients.
+    n_replicas
+        Number of replicas.
+    least_elements
+        Least number of elements of a bucket; infinite where one bucket holds all of them.
+    """
+    owned = np.zeros((n_replicas, len(kinds)), dtype=np.int64)
+    buffer_elements = 0.0
+    loads = np.zeros(n_replicas)
+    for bucket in _buckets(kinds, order, n_replicas, least_elements):
+        fills = np.zeros(n_replicas)
+        most = _MOST_OF_SHARE * sum(kinds[kind].elements for kind in bucket) / n_replicas
+        for kind in sorted(bucket, key=lambda kind: -kinds[kind].cost):
+            elements = kinds[kind].elements
+            owner = _owner(fills, loads, fills + elements <= most)
+            owned[owner, kind] += 1
+            fills[owner] += elements
+            loads[owner] += kinds[kind].cost
+        buffer_elements += n_replicas * float(fills.max())
+    elements = owned @ np.array([kind.elements for kind in kinds])
+    flops = owned @ np.array([kind.flops for kind in kinds])
+    numbers = owned[int(flops.argmax())]
+    return Shares(buffer_elements, float(elements.max()), tuple(numbers.tolist()))
+
+
+def _owner(fills: Array, loads: Array, has_room: np.ndarray) -> int:
+    """Return the share with the least to compute of those with room, or the emptiest one."""
+    if has_room.any():
+        return int(np.where(has_room, loads, np.inf).argmin())
+    return int(fills.argmin())
+
+
+def _buckets(
+    kinds: Sequence[Piece], order: Sequence[int], n_replicas: int, least_elements: float
+) -> Iterator[list[int]]:
+    """Yield the kinds of the matrices of each bucket.
+
+    A bucket is closed before the first matrix that would enlarge it, once it holds enough.
+    """
+    bucket: list[int] = []
+    n_elements = largest = most = 0.0
+    fills = [0.0] * n_replicas
+    for kind in order:
+        elements = kinds[kind].elements
+        is_full = n_elements >= max(least_elements, _FILLED * n_replicas * largest)
+        if bucket and is_full and fills[0] + elements > most:
+            yield bucket
+            bucket = []
+            n_elements = largest = most = 0.0
+            fills = [0.0] * n_replicas
+        filled = fills[0] + elements
+        heapq.heapreplace(fills, filled)
+        bucket.append(kind)
+        n_elements += elements
+        largest, most = max(largest, elements), max(most, filled)
+    if bucket:
+        yield bucket
