@@ -186,6 +186,7 @@ def _job(
         mtp_modules=given["mtp_modules"],
         samples_per_sequence=given["samples_per_sequence"],
         optimizer=given["optimizer"],
+        muon_mode=given["muon_mode"],
     )
 
 

@@ -178,7 +178,8 @@ def host_seconds(
     """Return how long the host needs to issue all operations of the phases, shape (C,).
 
     Grouped products take an issue for each product that is not formed in a common kernel, and for
-    each input that is cast by itself. Where the host cannot run ahead of them, they state the time
+    each input that is cast by itself. Products that are repeated one after another take one issue,
+    since a short loop issues them. Where the host cannot run ahead of them, they state the time
     of an issue, which `issue_factor` multiplies. The host waits in each collective for a time that
     grows with the ranks of the group.
     """
@@ -200,8 +201,6 @@ def host_seconds(
                     count += n_issues
             elif isinstance(op, Attention):
                 count += repeats * op.n_launches
-            elif isinstance(op, RepeatedGemm):
-                count += repeats * op.n_times
             elif not isinstance(op, HostWork | HostKernel):
                 count += repeats
     for axis, number in n_collectives.items():

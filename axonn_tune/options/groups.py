@@ -263,6 +263,14 @@ class MemoryOptions(TypedDict, total=False):
     optimizer: Annotated[
         str, Option("Optimizer: adamw, muon or ademamix, as the engine has.", "adamw")
     ]
+    muon_mode: Annotated[
+        str,
+        Option(
+            "How Muon treats a matrix that tensor ranks split: duplicated (all form the whole), "
+            "blockwise (each its own part), or distributed (products are summed).",
+            "duplicated",
+        ),
+    ]
     moments: Annotated[
         str,
         Option("Type of the optimizer's moments: fp32, bf16 or fp8, as the engine has.", "fp32"),

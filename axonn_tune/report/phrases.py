@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from axonn_tune.search.batches import can_share, nearest_shared_batch
 from axonn_tune.search.search import Search
-from axonn_tune.spec.job import ADAMW, Job
+from axonn_tune.spec.job import ADAMW, MUON, Job
 from axonn_tune.spec.layout import AXES, PIPELINE, Axes
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
@@ -28,6 +28,7 @@ def assumption_line(*searches: Search) -> str:
         not_modelled_remark(scenario.model),
         _untrained_remark(scenario),
         _size_remark([search.scenario for search in searches]),
+        _optimizer_remark(job),
     ]
     line = (
         f"Assumed: machine {scenario.machine.name}, {batches_text(searches)}, "
@@ -91,9 +92,21 @@ def types_text(job: Job) -> str:
     others = [
         *([] if job.recipe is None else [f"products in {job.precision}"]),
         *([] if job.moments == "fp32" else [f"moments in {job.moments}"]),
-        *([] if job.optimizer == ADAMW else [f"optimizer {job.optimizer}"]),
+        *([] if job.optimizer == ADAMW else [_optimizer_text(job)]),
     ]
     return f"{job.dtype} with {' and '.join(others)}" if others else job.dtype
+
+
+def _optimizer_text(job: Job) -> str:
+    """Name the optimizer, and how it treats what ranks split, if that is its choice."""
+    return f"optimizer {job.optimizer}" + f" ({job.muon_mode})" * (job.optimizer == MUON)
+
+
+def _optimizer_remark(job: Job) -> str | None:
+    """Say in a sentence that no measured step had a job's optimizer, if that is not AdamW."""
+    if job.optimizer == ADAMW:
+        return None
+    return f"No measured step confirms how long {job.optimizer} takes at the end of a step."
 
 
 def in_host_memory(scenario: Scenario) -> list[str]:

@@ -42,6 +42,7 @@ def assumptions(search: Search) -> dict[str, Any]:
         "dropout": job.dropout,
         "moments": job.moments,
         "optimizer": job.optimizer,
+        "muon_mode": job.muon_mode,
         "mtp_modules": job.mtp_modules,
         "adapters": None if job.adapters is None else asdict(job.adapters),
         "frozen": str(job.frozen) or None,

@@ -30,7 +30,6 @@ HOST_STATE_BYTES = (1 + N_MOMENTS) * FP32_BYTES
 # core/optimizer/ademamix.py), where one kernel would read the gradient, and read and write three
 # moments and the weight (36 bytes).
 _ADEMAMIX_MOMENTS = 3
-ADEMAMIX_KERNELS = 15
 _ADEMAMIX_BYTES = 148.0
 
 
@@ -49,8 +48,6 @@ class States(NamedTuple):
     passed_bytes
         Bytes that kernels read and write of a parameter where no common kernel updates it, beyond
         those of a common one.
-    n_kernels
-        Number of these kernels.
     """
 
     moment_bytes: float
@@ -58,7 +55,6 @@ class States(NamedTuple):
     has_copies: bool = True
     n_moments: int = N_MOMENTS
     passed_bytes: float = 0.0
-    n_kernels: int = 1
 
     @property
     def nbytes(self) -> float:
@@ -101,7 +97,6 @@ def _of_ademamix(states: States) -> States:
     return states._replace(
         n_moments=_ADEMAMIX_MOMENTS,
         passed_bytes=_ADEMAMIX_BYTES - of_one_kernel,
-        n_kernels=ADEMAMIX_KERNELS,
     )
 
 
@@ -204,7 +199,7 @@ def clip_and_update(
     update_bytes = gradient_bytes * (2.0 if in_optimizer else 1.0)
     update_bytes += 2.0 * states.nbytes + (0.0 if is_main else weight_bytes) + states.passed_bytes
     nbytes = owned * update_bytes + cleared_bytes
-    n_launches = n_tensors if states.n_kernels == 1 else n_pieces * states.n_kernels
+    n_launches = n_pieces if states.passed_bytes else n_tensors
     host.memory_bound(names.OPTIMIZER_STEP, nbytes, "optimizer", n_launches)
     if is_main:
         host.memory_bound(names.WEIGHTS_MAIN, owned * (FP32_BYTES + weight_bytes), "copy")
