@@ -27,9 +27,15 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, RepeatedGemm
 from axonn_tune.spec.schedule import DUALPIPE
 from axonn_tune.strategies.megatron_stage import trained_parameters
-from axonn_tune.strategies.muon_matrices import NEWTON_SCHULZ_STEPS, Iterate, Matrices, Matrix
+from axonn_tune.strategies.muon_matrices import (
+    NEWTON_SCHULZ_STEPS,
+    Iterate,
+    Matrices,
+    Matrix,
+    pieces_of,
+)
 from axonn_tune.strategies.optimizer import has_master_copy
-from axonn_tune.strategies.owners import Shares, shared
+from axonn_tune.strategies.owners import shared
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 
@@ -202,47 +208,34 @@ def _column(
     """
     model, job = shapes.model, shapes.job
     kinds = Matrices.of(model)
+    order_of = {has_experts: kinds.order_of_layer(has_experts) for has_experts in (False, True)}
     n_local = round(model.n_experts / expert_split)
+    order_of_experts = tuple(np.repeat(np.arange(len(kinds.experts))[::-1], n_local).tolist())
     total = np.zeros(4 + len(kinds.all))
     of_dense, of_expert = total[4 : 4 + len(kinds.dense)], total[4 + len(kinds.dense) :]
     for number, chunk in enumerate(np.array_split(np.asarray(layers, dtype=int), int(n_virtual))):
         is_first, is_last = ends[0] and number == 0, ends[1] and number == n_virtual - 1
-        dense = list(kinds.module * (is_last * job.mtp_modules))
-        dense += kinds.of_layers(model, chunk.tolist())
-        dense += kinds.positions * (is_first and job.trains_embedding)
-        n_layers = sum(model.blocks[layer].has_experts for layer in chunk.tolist())
-        experts = [kind for kind in reversed(kinds.experts) for _ in range(n_local)] * n_layers
+        has_experts = [model.blocks[layer].has_experts for layer in reversed(chunk.tolist())]
+        dense = (
+            *map(kinds.dense.index, kinds.module * (is_last * job.mtp_modules)),
+            *(place for each in has_experts for place in order_of[each]),
+            *map(kinds.dense.index, kinds.positions * (is_first and job.trains_embedding)),
+        )
+        experts = order_of_experts * sum(has_experts)
         for place, (group, order, n_ranks, n_split, numbers) in enumerate(
             (
                 (kinds.dense, dense, replicas, tensor, of_dense),
                 (kinds.experts, experts, expert_replicas, expert_tensor, of_expert),
             )
         ):
+            pieces = pieces_of(group, n_split, job.muon_mode)
             least = _least_elements(options, job, is_first, n_ranks)
-            shares, stored = _shared(job, group, order, int(n_ranks), n_split, least)
-            total[place] += shares.buffer_elements - stored
-            total[2] -= stored
+            shares = shared(pieces, order, int(n_ranks), least)
+            total[place] += shares.buffer_elements - shares.stored_elements
+            total[2] -= shares.stored_elements
             total[3] += shares.owned_elements
             numbers += shares.numbers
     return total
-
-
-def _shared(
-    job: Job,
-    group: Sequence[Matrix],
-    order: Sequence[Matrix],
-    n_replicas: int,
-    n_split: float,
-    least_elements: float,
-) -> tuple[Shares, float]:
-    """Return how replicas share the matrices of a buffer, and how many elements these have."""
-    places = {kind: place for place, kind in enumerate(group)}
-    pieces = tuple(
-        kind.piece(n_split if kind.linear.is_split else 1.0, job.muon_mode) for kind in group
-    )
-    ordered = tuple(places[kind] for kind in order)
-    shares = shared(pieces, ordered, n_replicas, least_elements)
-    return shares, sum(pieces[place].elements for place in ordered)
 
 
 def _least_elements(options: Megatron3D, job: Job, is_first: bool, n_replicas: float) -> float:

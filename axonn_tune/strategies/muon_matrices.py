@@ -7,8 +7,8 @@ _is_muon_excluded).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -86,14 +86,21 @@ class Matrix(NamedTuple):
         side = np.where(is_kept, float(kept), np.minimum(kept, own))
         return Iterate(side, np.where(is_kept, own, np.maximum(kept, own)))
 
-    def piece(self, n_split: float, mode: str) -> Piece:
-        """Return what a rank holds of it, if it is split over so many."""
-        n = np.array([n_split])
-        flops = sum(self.iterate(n_out, n, mode).flops.item() for _, n_out in self.parts)
-        n_in, n_out = float(self.linear.n_in), float(self.linear.n_out)
-        if self.linear.transposed:
-            return Piece(n_out, n_in / n_split, flops)
-        return Piece(n_out / n_split, n_in, flops)
+
+@lru_cache(maxsize=4096)
+def pieces_of(kinds: tuple[Matrix, ...], n_split: float, mode: str) -> tuple[Piece, ...]:
+    """Return what a rank holds of each kind, if it is split over so many where it is split."""
+    return tuple(_piece(kind, n_split if kind.linear.is_split else 1.0, mode) for kind in kinds)
+
+
+def _piece(kind: Matrix, n_split: float, mode: str) -> Piece:
+    """Return what a rank holds of a matrix that is split over so many."""
+    n = np.array([n_split])
+    flops = sum(kind.iterate(n_out, n, mode).flops.item() for _, n_out in kind.parts)
+    n_in, n_out = float(kind.linear.n_in), float(kind.linear.n_out)
+    if kind.linear.transposed:
+        return Piece(n_out, n_in / n_split, flops)
+    return Piece(n_out / n_split, n_in, flops)
 
 
 @dataclass(frozen=True)
@@ -157,14 +164,10 @@ class Matrices:
         """All kinds."""
         return (*self.dense, *self.experts)
 
-    def of_layers(self, model: Model, layers: Sequence[int]) -> list[Matrix]:
-        """Return those of some layers as the backward pass comes to them, without experts."""
-        found: list[Matrix] = []
-        for layer in reversed(layers):
-            has_experts = model.blocks[layer].has_experts
-            found += reversed(self.router + self.shared if has_experts else self.mlp)
-            found += reversed(self.attention)
-        return found
+    def order_of_layer(self, has_experts: bool) -> tuple[int, ...]:
+        """Return the places in `dense` of a layer's kinds, as the backward pass comes to them."""
+        of_mlp = self.router + self.shared if has_experts else self.mlp
+        return tuple(self.dense.index(kind) for kind in reversed(self.attention + of_mlp))
 
 
 def _of_attention(model: Model) -> tuple[Matrix, ...]:

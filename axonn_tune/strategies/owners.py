@@ -12,11 +12,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
-
-from axonn_tune.spec.plan import Array
 
 # A bucket is closed once it has filled this part of the least room that its largest matrix takes.
 _FILLED = 0.9
@@ -55,6 +54,8 @@ class Shares(NamedTuple):
 
     Attributes
     ----------
+    stored_elements
+        Elements of all matrices.
     buffer_elements
         Elements of the buffers that hold all shares.
     owned_elements
@@ -63,6 +64,7 @@ class Shares(NamedTuple):
         Numbers of matrices of each kind of the replica that has most to compute.
     """
 
+    stored_elements: float
     buffer_elements: float
     owned_elements: float
     numbers: tuple[int, ...]
@@ -86,29 +88,44 @@ def shared(
         Least number of elements of a bucket; infinite where one bucket holds all of them.
     """
     owned = np.zeros((n_replicas, len(kinds)), dtype=np.int64)
-    buffer_elements = 0.0
-    loads = np.zeros(n_replicas)
+    stored_elements = buffer_elements = 0.0
+    loads = [0.0] * n_replicas
     for bucket in _buckets(kinds, order, n_replicas, least_elements):
-        fills = np.zeros(n_replicas)
-        most = _MOST_OF_SHARE * sum(kinds[kind].elements for kind in bucket) / n_replicas
-        for kind in sorted(bucket, key=lambda kind: -kinds[kind].cost):
-            elements = kinds[kind].elements
-            owner = _owner(fills, loads, fills + elements <= most)
-            owned[owner, kind] += 1
-            fills[owner] += elements
-            loads[owner] += kinds[kind].cost
-        buffer_elements += n_replicas * float(fills.max())
+        fills = [0.0] * n_replicas
+        of_bucket = sum(kinds[kind].elements for kind in bucket)
+        stored_elements += of_bucket
+        most = _MOST_OF_SHARE * of_bucket / n_replicas
+        for kind, alike in groupby(sorted(bucket, key=lambda kind: -kinds[kind].cost)):
+            for owner in _owners(kinds[kind], sum(1 for _ in alike), fills, loads, most):
+                owned[owner, kind] += 1
+        buffer_elements += n_replicas * max(fills)
     elements = owned @ np.array([kind.elements for kind in kinds])
     flops = owned @ np.array([kind.flops for kind in kinds])
+    most_owned = float(elements.max(initial=0.0))
     numbers = owned[int(flops.argmax())]
-    return Shares(buffer_elements, float(elements.max()), tuple(numbers.tolist()))
+    return Shares(stored_elements, buffer_elements, most_owned, tuple(numbers.tolist()))
 
 
-def _owner(fills: Array, loads: Array, has_room: np.ndarray) -> int:
-    """Return the share with the least to compute of those with room, or the emptiest one."""
-    if has_room.any():
-        return int(np.where(has_room, loads, np.inf).argmin())
-    return int(fills.argmin())
+def _owners(
+    piece: Piece, number: int, fills: list[float], loads: list[float], most: float
+) -> Iterator[int]:
+    """Yield the shares that take so many equal matrices, and add these to what the shares have.
+
+    Each goes to the share with the least to compute of those with room for it, or else to the one
+    with the fewest elements.
+    """
+    elements, cost = piece.elements, piece.cost
+    with_room = [
+        (load, share) for share, load in enumerate(loads) if fills[share] + elements <= most
+    ]
+    heapq.heapify(with_room)
+    for _ in range(number):
+        owner = heapq.heappop(with_room)[1] if with_room else fills.index(min(fills))
+        fills[owner] += elements
+        loads[owner] += cost
+        if fills[owner] + elements <= most:
+            heapq.heappush(with_room, (loads[owner], owner))
+        yield owner
 
 
 def _buckets(
