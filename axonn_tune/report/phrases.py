@@ -103,10 +103,11 @@ def _optimizer_text(job: Job) -> str:
 
 
 def _optimizer_remark(job: Job) -> str | None:
-    """Say in a sentence that no measured step had a job's optimizer, if that is not AdamW."""
+    """Say in a sentence how few measured steps had a job's optimizer, if that is not AdamW."""
     if job.optimizer == ADAMW:
         return None
-    return f"No measured step confirms how long {job.optimizer} takes at the end of a step."
+    known = "Few measured steps" if job.optimizer == MUON else "No measured step"
+    return f"{known} had optimizer {job.optimizer}."
 
 
 def in_host_memory(scenario: Scenario) -> list[str]:

@@ -498,7 +498,8 @@ class Megatron3D:
             return terms
         muon = Owned.of(model, owned_columns(shapes, self, layers, first, last))
         of_others = muon.others / self.n_sharing(shapes.table) * states.nbytes
-        return terms | muon.memory(shapes, terms, of_others, self.gradient_bytes(job))
+        gathered = dense * job.element_bytes * (replicas > 1) * self.deals_matrices(job)
+        return terms | muon.memory(shapes, terms, of_others, gathered, self.gradient_bytes(job))
 
     def _unsummed(
         self, segments: Segments, trained: Array, embedding: Array, of_one: Array
@@ -544,6 +545,11 @@ class Megatron3D:
         states = moments_bytes, weights, replicas
         nbytes = segments.held_back_bytes(*states, n_micro, queued - in_stages)
         return {HELD_BACK: nbytes, QUEUED: in_stages}
+
+    def deals_matrices(self, job: Job) -> bool:
+        """Return whether replicas share whole matrices without buffers that are cut for it."""
+        is_shared = job.optimizer == MUON and self.distributed_optimizer
+        return is_shared and not self.engine.megatron.pads_shares
 
     def n_sharing(self, table: CandidateTable) -> Size:
         """Return the number of replicas that share the states of the optimizer, shape (C,)."""

@@ -269,7 +269,7 @@ class MegatronCommunication(SequenceParallel):
     @property
     def _gathers_updated(self) -> bool:
         """Whether updated weights are gathered block by block during this micro-step."""
-        return self.sync and self.options.distributed_optimizer
+        return self.sync and self.options.distributed_optimizer and self._gathers_early
 
     def begin_block(self, host: HostProgram, chain: str) -> None:
         """Wait for the updated weights of the block."""
@@ -295,7 +295,7 @@ class MegatronCommunication(SequenceParallel):
         for n_elements, axis, what in (of_block, of_experts):
             if not axis:
                 continue
-            if chain == FORWARD and self.options.distributed_optimizer:
+            if chain == FORWARD and self.options.distributed_optimizer and self._gathers_early:
                 nbytes = n_elements * self.options.gathered_bytes(self.shapes.job)
                 name = names.all_gather(f"weights.{what}.beside")
                 host.issue(name, "all_gather", share * nbytes, axis, n_calls)
@@ -442,6 +442,7 @@ class MegatronCommunication(SequenceParallel):
         """The kind of collective that reduces gradients over the replicas."""
         is_scattered = self.options.distributed_optimizer
         is_scattered &= not self.options.engine.megatron.sums_sharded
+        is_scattered &= not self.options.deals_matrices(self.shapes.job)
         return "reduce_scatter" if is_scattered else "all_reduce"
 
     @property
@@ -619,10 +620,17 @@ class MegatronCommunication(SequenceParallel):
         return self._n_layers * self._block_experts
 
     @property
-    def _remaining(self) -> Array:
-        """The number of parameters besides experts that no micro-step reduces or gathers."""
+    def _gathers_early(self) -> bool:
+        """Whether micro-steps gather the weights of blocks."""
+        return self._is_overlapped and not self.options.deals_matrices(self.shapes.job)
+
+    def _left(self, is_early: bool) -> Array:
+        """Return how many parameters besides experts are left for the end of the step.
+
+        Micro-steps have reduced, or will gather, those of blocks if `is_early`.
+        """
         of_blocks = self._share_at_end * self._n_layers * self._block_parameters
-        are_at_end = self._has_one_bucket | (not self._is_overlapped)
+        are_at_end = self._has_one_bucket | (not is_early)
         return self._stored_outside() + np.where(are_at_end, of_blocks, 0.0)
 
     @property
@@ -667,7 +675,8 @@ class MegatronCommunication(SequenceParallel):
             self._reduce(host, _EXPERT_GRADIENTS, experts, self._expert_replicas)
             self._await_experts(host, _EXPERT_GRADIENTS)
         if not self.options.shards_gradients:
-            self._reduce(host, names.GRADIENT_REDUCE, self._remaining, self.options.replicas)
+            remaining = self._left(self._is_overlapped)
+            self._reduce(host, names.GRADIENT_REDUCE, remaining, self.options.replicas)
             host.wait(names.GRADIENT_REDUCE)
 
     def _update(self, host: HostProgram) -> tuple[str, ...]:
@@ -713,24 +722,24 @@ class MegatronCommunication(SequenceParallel):
     def _gather_updated(self, host: HostProgram, updated: tuple[str, ...]) -> None:
         """Gather the weights that the replicas have updated for each other."""
         self._view_parts(host)
-        name = names.WEIGHTS_ALL_GATHER
+        name, remaining = names.WEIGHTS_ALL_GATHER, self._left(self._gathers_early)
         element: Size = self.shapes.element_bytes
         gathered = self.options.gathered_bytes(self.shapes.job)
-        if not self._is_overlapped or self._has_one_bucket.any():
+        if not self._gathers_early or self._has_one_bucket.any():
             saved = self.shapes.element_bytes - gathered
             # A first stage that holds only a frozen embedding trains nothing.
             trained = np.maximum(self._dense, 1.0)
             of_all = element - saved * (self._matrices - self._experts) / trained
-            holds_all = self._has_one_bucket | (not self._is_overlapped)
+            holds_all = self._has_one_bucket | (not self._gathers_early)
             element = np.where(holds_all, of_all, element)
-        self._gather(host, name, self._remaining, element, self.options.replicas, updated)
+        self._gather(host, name, remaining, element, self.options.replicas, updated)
         host.wait(name)
-        if not self._is_overlapped:
+        if not self._gathers_early:
             name, axis = _UPDATED_EXPERTS, self._expert_replicas
             self._gather(host, name, self._share_at_end * self._experts, gathered, axis, updated)
             self._await_experts(host, name)
         n_copies = self._n_copies_of_gathered
-        host.memory_bound("weights.copy", n_copies * 2.0 * self._remaining * element, "copy")
+        host.memory_bound("weights.copy", n_copies * 2.0 * remaining * element, "copy")
 
     @property
     def _n_copies_of_gathered(self) -> Array:

@@ -35,7 +35,7 @@ from axonn_tune.strategies.muon_matrices import (
     pieces_of,
 )
 from axonn_tune.strategies.optimizer import has_master_copy
-from axonn_tune.strategies.owners import shared
+from axonn_tune.strategies.owners import dealt, shared
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 
@@ -91,11 +91,16 @@ class Owned:
         return cls(padding, expert_padding, others, elements, of_kinds)
 
     def memory(
-        self, shapes: Shapes, terms: Mapping[str, Array], of_others: Array, gradient_bytes: float
+        self,
+        shapes: Shapes,
+        terms: Mapping[str, Array],
+        of_others: Array,
+        gathered: Array,
+        gradient_bytes: float,
     ) -> dict[str, Array]:
         """Return those terms of a rank's memory that are not as with AdamW.
 
-        The iteration runs when no activations are there.
+        The iteration and the gather run when no activations are there.
 
         Parameters
         ----------
@@ -103,12 +108,14 @@ class Owned:
             Bytes by term with AdamW.
         of_others
             Bytes of the states of what AdamW updates.
+        gathered
+            Bytes of the buffers into which updated weights are gathered before they are copied.
         gradient_bytes
             Bytes of an element of the sums of gradients.
         """
         padding = self.padding + self.expert_padding
         matrix_bytes = FP32_BYTES * (1.0 + has_master_copy(shapes.job))
-        in_step = self._workspace_bytes(shapes) - terms["activations"]
+        in_step = np.maximum(self._workspace_bytes(shapes), gathered) - terms["activations"]
         return {
             "weights": terms["weights"] + padding * shapes.element_bytes,
             "gradients": terms["gradients"] + padding * gradient_bytes,
@@ -229,8 +236,11 @@ def _column(
             )
         ):
             pieces = pieces_of(group, n_split, job.muon_mode)
-            least = _least_elements(options, job, is_first, n_ranks)
-            shares = shared(pieces, order, int(n_ranks), least)
+            if options.deals_matrices(job):
+                shares = dealt(pieces, order, int(n_ranks))
+            else:
+                least = _least_elements(options, job, is_first, n_ranks)
+                shares = shared(pieces, order, int(n_ranks), least)
             total[place] += shares.buffer_elements - shares.stored_elements
             total[2] -= shares.stored_elements
             total[3] += shares.owned_elements

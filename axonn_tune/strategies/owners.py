@@ -12,10 +12,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import cycle, groupby
 from typing import NamedTuple
 
 import numpy as np
+
+from axonn_tune.spec.candidates import Ints
 
 # A bucket is closed once it has filled this part of the least room that its largest matrix takes.
 _FILLED = 0.9
@@ -99,6 +101,29 @@ def shared(
             for owner in _owners(kinds[kind], sum(1 for _ in alike), fills, loads, most):
                 owned[owner, kind] += 1
         buffer_elements += n_replicas * max(fills)
+    return _shares(kinds, owned, stored_elements, buffer_elements)
+
+
+@lru_cache(maxsize=4096)
+def dealt(kinds: tuple[Piece, ...], order: tuple[int, ...], n_replicas: int) -> Shares:
+    """Return how replicas share matrices where no buffer is cut into shares.
+
+    The smallest matrix goes to the first replica, the next one to the second, and so on; after the
+    last replica the turn comes back (LayerWiseDistributedOptimizer.shard_params of core_v0.16.1).
+    """
+    owned = np.zeros((n_replicas, len(kinds)), dtype=np.int64)
+    turns = [*range(n_replicas), *reversed(range(n_replicas))]
+    by_size = sorted(order, key=lambda kind: kinds[kind].elements)
+    for owner, kind in zip(cycle(turns), by_size, strict=False):
+        owned[owner, kind] += 1
+    stored_elements = sum(kinds[kind].elements for kind in order)
+    return _shares(kinds, owned, stored_elements, stored_elements)
+
+
+def _shares(
+    kinds: Sequence[Piece], owned: Ints, stored_elements: float, buffer_elements: float
+) -> Shares:
+    """Return the shares of replicas that own so many matrices of each kind."""
     elements = owned @ np.array([kind.elements for kind in kinds])
     flops = owned @ np.array([kind.flops for kind in kinds])
     most_owned = float(elements.max(initial=0.0))

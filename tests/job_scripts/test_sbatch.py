@@ -194,7 +194,7 @@ def test_megatron_is_told_its_optimizer():
     assert "Emerging-Optimizers" in script
     usual = script_of("megatron")
     assert "--optimizer" not in dict(flags_of(usual)) and "Emerging-Optimizers" not in usual
-    with pytest.raises(InputError, match="no such optimizer, .*; allowed: adamw, muon"):
+    with pytest.raises(InputError, match=r"no such optimizer, .*; allowed: adamw, muon"):
         script_of("megatron", optimizer="ademamix")
 
 

@@ -12,12 +12,14 @@ from worlds import FFN, HIDDEN, SEQ, VOCAB, machine_of, small_llama
 from axonn_tune.cost.prices import KernelPrices, host_seconds
 from axonn_tune.errors import InputError
 from axonn_tune.spec.blocks import Experts, Linear
+from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import MUON_MODES, Job
 from axonn_tune.spec.plan import Gemm, Phase, RepeatedGemm, is_launched
+from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.spec.tuning import Adapters
 from axonn_tune.strategies.megatron3d import Megatron3D
 from axonn_tune.strategies.muon_matrices import Matrices, Matrix
-from axonn_tune.strategies.owners import Piece, shared
+from axonn_tune.strategies.owners import Piece, dealt, shared
 
 LAYERS = 3
 MODEL = small_llama(LAYERS)
@@ -199,6 +201,34 @@ def test_replicas_share_as_megatron_core_does(
     assert found.owned_elements == owned
     assert found.numbers == numbers
     assert found.stored_elements == n_layers * sum(kind.elements for kind in kinds)
+
+
+def test_without_shares_matrices_are_dealt_by_size():
+    """The smallest first, and back again from the last replica (core_v0.16.1)."""
+    kinds = tuple(Piece(8.0, side, side) for side in (3.0, 1.0, 2.0))
+    found = dealt(kinds, (0, 1, 2, 0, 1, 2, 0), 2)
+    # Sorted: 1, 1, 2, 2, 3, 3, 3. The first replica has the 1st, 4th and 5th of them.
+    assert found.numbers == (2, 1, 1)
+    assert found.owned_elements == 8 * (1 + 2 + 3 + 3)
+    assert found.buffer_elements == found.stored_elements == 8 * 15
+
+
+def test_without_shares_sums_are_whole_and_gathers_come_last():
+    program = MegatronProgram(pads_shares=False)
+    engine = Engine("e", "E", ("megatron",), megatron=program)
+    job = replace(JOB, n_gpus=64)
+    plan = plan_of(Megatron3D(engine=engine), MODEL, job, data=64)
+    early = {op.name: op for op in collectives(plan, plan.sync_microstep)}
+    late = {op.name: op for op in collectives(plan, plan.step_end)}
+    reduced = [op for name, op in (early | late).items() if name.startswith("gradient")]
+    assert {op.kind for op in reduced if op.axis != "tensor"} == {"all_reduce"}
+    assert not [name for name in early if name.startswith("weights")]
+    assert number(late["weights.all_gather"].nbytes) == 2 * (OF_BLOCKS + OTHERS)
+    terms = memory_terms(Megatron3D(engine=engine), MODEL, job, data=64)
+    usual = memory_terms(Megatron3D(engine=engine), MODEL, replace(job, optimizer="adamw"), data=64)
+    assert terms["gradients"] == usual["gradients"] and terms["weights"] == usual["weights"]
+    gathered = 2 * (OF_BLOCKS + OTHERS)
+    assert terms["working_set"] == max(usual["working_set"], gathered - usual["activations"])
 
 
 def test_replicas_share_what_one_would_compute():
