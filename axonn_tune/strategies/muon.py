@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -167,30 +167,55 @@ def broken_muon_rules(
     return {reason: is_broken for reason, is_broken in rules.items() if is_broken.any()}
 
 
+class _Ranks(NamedTuple):
+    """The numbers of ranks on which it depends what a rank owns, for one candidate.
+
+    Attributes
+    ----------
+    tensor, expert_tensor
+        Ranks that split a matrix, and one of an expert.
+    replicas, expert_replicas
+        Ranks that share the matrices, and those of the same experts.
+    expert_split
+        Ranks over which the experts of a layer are spread.
+    n_chunks
+        Parts of a rank's layers whose matrices are shared by themselves.
+    """
+
+    tensor: float
+    expert_tensor: float
+    replicas: float
+    expert_replicas: float
+    expert_split: float
+    n_chunks: float
+
+
 def owned_columns(
     shapes: Shapes, options: Megatron3D, layers: Sequence[int], first: bool, last: bool
 ) -> Array:
-    """Return the fields of `Owned` for a stage with some layers, as rows of an array."""
+    """Return the fields of `Owned` for a stage with some layers, as rows of an array.
+
+    Each virtual stage of a rank has buffers of its own, and the layers are taken to be cut evenly.
+    All else is taken to be shared evenly, although whole tensors are dealt where matrices are.
+    """
     table = shapes.table
     layers = shapes.backward_layers(layers)
-    replicas = table.size(options.replicas) if options.distributed_optimizer else 1
-    has_shards = options.distributed_optimizer and options.has_experts
-    of_experts = table.size(EXPERT_REPLICAS) if has_shards else 1
+    is_shared = options.distributed_optimizer
     given = (
         table.size("tensor"),
-        replicas,
         shapes.expert_tensor,
-        of_experts,
+        table.size(options.replicas) if is_shared else 1,
+        table.size(EXPERT_REPLICAS) if is_shared and options.has_experts else 1,
         shapes.expert_split,
-        table.n_virtual,
+        1 if options.deals_matrices(shapes.job) else table.n_virtual,
     )
-    sizes = np.broadcast_arrays(*given, np.ones(len(table)))[:-1]
+    sizes = np.stack(np.broadcast_arrays(*given, np.ones(len(table)))[:-1])
     rows, row_of = distinct(*sizes)
-    ends = (first, last)
-    columns = np.stack(
-        [_column(shapes, options, layers, ends, *row) for row in np.stack(sizes)[:, rows].T],
-        axis=1,
-    )[:, row_of]
+    found = [
+        _column(shapes, options, layers, (first, last), _Ranks(*sizes[:, row].tolist()))
+        for row in rows.tolist()
+    ]
+    columns = np.stack(found, axis=1)[:, row_of]
     columns[2] += np.sum(trained_parameters(shapes, layers, first, last), axis=0)
     return columns
 
@@ -200,47 +225,43 @@ def _column(
     options: Megatron3D,
     layers: Sequence[int],
     ends: tuple[bool, bool],
-    tensor: float,
-    replicas: float,
-    expert_tensor: float,
-    expert_replicas: float,
-    expert_split: float,
-    n_virtual: float,
+    ranks: _Ranks,
 ) -> Array:
     """Return one column of `owned_columns`, without the elements besides matrices.
 
-    The layers are taken to be cut evenly where a rank has several virtual stages. Each of these has
-    buffers of its own, and only those of the first virtual stage of the first stage are cut into
-    buckets (training/training.py, disable_bucketing).
+    Only the buffers of the first virtual stage of the first stage are cut into buckets
+    (training/training.py, disable_bucketing).
     """
-    model, job = shapes.model, shapes.job
-    kinds = Matrices.of(model)
-    order_of = {has_experts: kinds.order_of_layer(has_experts) for has_experts in (False, True)}
-    n_local = round(model.n_experts / expert_split)
-    order_of_experts = tuple(np.repeat(np.arange(len(kinds.experts))[::-1], n_local).tolist())
+    job = shapes.job
+    kinds = Matrices.of(shapes.model)
     total = np.zeros(4 + len(kinds.all))
     of_dense, of_expert = total[4 : 4 + len(kinds.dense)], total[4 + len(kinds.dense) :]
-    for number, chunk in enumerate(np.array_split(np.asarray(layers, dtype=int), int(n_virtual))):
-        is_first, is_last = ends[0] and number == 0, ends[1] and number == n_virtual - 1
-        has_experts = [model.blocks[layer].has_experts for layer in reversed(chunk.tolist())]
-        dense = (
-            *map(kinds.dense.index, kinds.module * (is_last * job.mtp_modules)),
-            *(place for each in has_experts for place in order_of[each]),
-            *map(kinds.dense.index, kinds.positions * (is_first and job.trains_embedding)),
-        )
-        experts = order_of_experts * sum(has_experts)
-        for place, (group, order, n_ranks, n_split, numbers) in enumerate(
+    n_local = round(shapes.model.n_experts / ranks.expert_split)
+    chunks = np.array_split(np.asarray(layers, dtype=int), int(ranks.n_chunks))
+    for number, chunk in enumerate(chunks):
+        is_first, is_last = ends[0] and number == 0, ends[1] and number == len(chunks) - 1
+        dense, experts = kinds.orders(shapes.model, chunk.tolist(), n_local)
+        of_modules = kinds.places_of(kinds.module * (is_last * job.mtp_modules))
+        of_positions = kinds.places_of(kinds.positions * (is_first and job.trains_embedding))
+        dense = (*of_modules, *dense, *of_positions)
+        for place, (group, order, n_replicas, n_split, numbers) in enumerate(
             (
-                (kinds.dense, dense, replicas, tensor, of_dense),
-                (kinds.experts, experts, expert_replicas, expert_tensor, of_expert),
+                (kinds.dense, dense, int(ranks.replicas), ranks.tensor, of_dense),
+                (
+                    kinds.experts,
+                    experts,
+                    int(ranks.expert_replicas),
+                    ranks.expert_tensor,
+                    of_expert,
+                ),
             )
         ):
             pieces = pieces_of(group, n_split, job.muon_mode)
             if options.deals_matrices(job):
-                shares = dealt(pieces, order, int(n_ranks))
+                shares = dealt(pieces, order, n_replicas)
             else:
-                least = _least_elements(options, job, is_first, n_ranks)
-                shares = shared(pieces, order, int(n_ranks), least)
+                least = _least_elements(options, job, is_first, n_replicas)
+                shares = shared(pieces, order, n_replicas, least)
             total[place] += shares.buffer_elements - shares.stored_elements
             total[2] -= shares.stored_elements
             total[3] += shares.owned_elements

@@ -7,6 +7,7 @@ _is_muon_excluded).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -164,10 +165,26 @@ class Matrices:
         """All kinds."""
         return (*self.dense, *self.experts)
 
-    def order_of_layer(self, has_experts: bool) -> tuple[int, ...]:
-        """Return the places in `dense` of a layer's kinds, as the backward pass comes to them."""
-        of_mlp = self.router + self.shared if has_experts else self.mlp
-        return tuple(self.dense.index(kind) for kind in reversed(self.attention + of_mlp))
+    def places_of(self, kinds: Sequence[Matrix]) -> tuple[int, ...]:
+        """Return the places of some kinds in `dense`."""
+        return tuple(map(self.dense.index, kinds))
+
+    def orders(
+        self, model: Model, layers: Sequence[int], n_local: int
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the kinds of matrices of layers as the backward pass comes to them.
+
+        They are places in `dense`, and those in `experts` of the `n_local` experts of each layer.
+        """
+        of_mlps = {False: self.mlp, True: self.router + self.shared}
+        of_layer = {
+            has_experts: self.places_of((*reversed(of_mlp), *reversed(self.attention)))
+            for has_experts, of_mlp in of_mlps.items()
+        }
+        have_experts = [model.blocks[layer].has_experts for layer in reversed(layers)]
+        dense = tuple(place for each in have_experts for place in of_layer[each])
+        of_experts = [place for place in reversed(range(len(self.experts))) for _ in range(n_local)]
+        return dense, tuple(of_experts) * sum(have_experts)
 
 
 def _of_attention(model: Model) -> tuple[Matrix, ...]:

@@ -40,6 +40,7 @@ OF_BLOCKS = LAYERS * sum(rows * columns for rows, columns in PARTS)
 OTHERS = 2 * VOCAB * HIDDEN + (2 * LAYERS + 1) * HIDDEN
 WHOLE = Megatron3D(distributed_optimizer=False)
 SHARED = Megatron3D(overlap_grad_reduce=False)
+DEALING = Engine("e", "E", ("megatron",), megatron=MegatronProgram(pads_shares=False))
 
 
 def step_end(strategy, model=MODEL, job=JOB, **sizes):
@@ -214,8 +215,7 @@ def test_without_shares_matrices_are_dealt_by_size():
 
 
 def test_without_shares_sums_are_whole_and_gathers_come_last():
-    program = MegatronProgram(pads_shares=False)
-    engine = Engine("e", "E", ("megatron",), megatron=program)
+    engine = DEALING
     job = replace(JOB, n_gpus=64)
     plan = plan_of(Megatron3D(engine=engine), MODEL, job, data=64)
     early = {op.name: op for op in collectives(plan, plan.sync_microstep)}
@@ -229,6 +229,23 @@ def test_without_shares_sums_are_whole_and_gathers_come_last():
     assert terms["gradients"] == usual["gradients"] and terms["weights"] == usual["weights"]
     gathered = 2 * (OF_BLOCKS + OTHERS)
     assert terms["working_set"] == max(usual["working_set"], gathered - usual["activations"])
+
+
+def test_matrices_of_all_virtual_stages_are_dealt_together():
+    """Eleven replicas share the matrices of four layers; the last stage needs most."""
+    strategy = Megatron3D(engine=DEALING)
+    sizes = {"pipeline": 2, "data": 11}
+    job = replace(JOB, n_gpus=22, global_batch=44)
+    terms = memory_terms(strategy, small_llama(8), job, n_virtual=2, **sizes)
+    matrices = [(2 * HIDDEN, HIDDEN), (HIDDEN, HIDDEN), (2 * FFN, HIDDEN), (HIDDEN, FFN)]
+    by_size = sorted(rows * columns for rows, columns in matrices * 4)
+    turns = [*range(11), *reversed(range(11))]
+    owned = [
+        sum(size for turn, size in zip(turns, by_size, strict=False) if turn == replica)
+        for replica in range(11)
+    ]
+    others = VOCAB * HIDDEN + (8 + 1) * HIDDEN
+    assert terms["optimizer_states"] == pytest.approx(8 * max(owned) + 12 * others / 11)
 
 
 def test_replicas_share_what_one_would_compute():
