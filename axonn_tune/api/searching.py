@@ -185,6 +185,8 @@ def _job(
         frozen=Frozen.of_text(given["frozen"]),
         mtp_modules=given["mtp_modules"],
         samples_per_sequence=given["samples_per_sequence"],
+        optimizer=given["optimizer"],
+        muon_mode=given["muon_mode"],
     )
 
 
@@ -193,6 +195,7 @@ def _require_carried_out(job: Job, model: Model, machine: Machine, strategy: Str
     engine = strategy.engine
     require_trained(job, model, strategy.name)
     require_choice(f"engine {engine.name}", "moments", job.moments, engine.moments)
+    require_choice(f"engine {engine.name}", "optimizer", job.optimizer, engine.optimizers)
     require_offload(model, strategy.name, strategy.offload_modules, job.offload_modules)
     if job.uses_host:
         machine.require_host()

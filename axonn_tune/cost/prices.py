@@ -35,6 +35,7 @@ from axonn_tune.spec.plan import (
     HostWork,
     MemoryBound,
     Phase,
+    RepeatedGemm,
     Size,
     sized,
 )
@@ -109,6 +110,8 @@ class KernelPrices:
         if isinstance(operation, Gemm):
             launch_seconds = self._machine.kernels.launch_seconds.value
             seconds = self._formats[operation.number_format].seconds(operation, launch_seconds)
+            if isinstance(operation, RepeatedGemm):
+                seconds = seconds * operation.n_times
             return self._in_training(seconds, operation)
         if isinstance(operation, Attention):
             seconds = self._attention.seconds(operation)
@@ -175,7 +178,8 @@ def host_seconds(
     """Return how long the host needs to issue all operations of the phases, shape (C,).
 
     Grouped products take an issue for each product that is not formed in a common kernel, and for
-    each input that is cast by itself. Where the host cannot run ahead of them, they state the time
+    each input that is cast by itself. Products that are repeated one after another take one issue,
+    since a short loop issues them. Where the host cannot run ahead of them, they state the time
     of an issue, which `issue_factor` multiplies. The host waits in each collective for a time that
     grows with the ranks of the group.
     """

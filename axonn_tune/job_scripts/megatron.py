@@ -14,7 +14,7 @@ from axonn_tune.job_scripts.framework import N_STEPS, Start
 from axonn_tune.job_scripts.megatron_model import model_flags
 from axonn_tune.job_scripts.megatron_rules import require_accepted, require_distributed_optimizer
 from axonn_tune.spec.engine import Engine
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import MUON, Job
 from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.plan import FLASH_ATTENTION
 from axonn_tune.spec.programs import ALL_GATHER, RING, ULYSSES, ULYSSES_RING
@@ -24,6 +24,7 @@ from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.context import context_axes
 from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.muon_matrices import NEWTON_SCHULZ_STEPS
 from axonn_tune.strategies.pipeline import cut_layers
 
 PROGRAM = "Megatron-LM/pretrain_gpt.py"
@@ -128,6 +129,8 @@ def start_of(
         f"Clone it so that {program} exists (--train names another path).",
         "It trains on mock data; replace --mock-data by --data-path, and the tokenizer by yours.",
     )
+    if prediction.scenario.job.optimizer == MUON:
+        to_fill_in += ("Install NVIDIA-NeMo/Emerging-Optimizers, which has Muon.",)
     return Start({}, command, to_fill_in, environment, _log_remarks(prediction))
 
 
@@ -178,7 +181,7 @@ def flags(prediction: Prediction) -> list[str]:
         lines.append("--sequence-parallel")
         if strategy.overlaps_tensor:
             lines.append("--tp-comm-overlap")
-    lines += _replica_flags(strategy)
+    lines += [*_optimizer_flags(job), *_replica_flags(strategy)]
     lines += _memory_flags(job, strategy)
     if not strategy.fused_accumulation:
         lines.append("--no-gradient-accumulation-fusion")
@@ -289,6 +292,17 @@ def _dispatcher_flags(strategy: Megatron3D, job: Job) -> tuple[str, ...]:
     if strategy.overlaps_experts:
         flags = (*flags, "--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute")
     return flags
+
+
+def _optimizer_flags(job: Job) -> tuple[str, ...]:
+    """Return the flags of another optimizer than Adam, as predicted.
+
+    The usual mode is blockwise in core_v0.19.0, and duplicated at d98e8a64.
+    """
+    if job.optimizer != MUON:
+        return ()
+    mode = f"--muon-tp-mode {job.muon_mode}"
+    return ("--optimizer muon", f"--muon-num-ns-steps {NEWTON_SCHULZ_STEPS}", mode)
 
 
 def _replica_flags(strategy: Megatron3D) -> list[str]:

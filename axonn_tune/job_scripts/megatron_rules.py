@@ -6,7 +6,7 @@ Read in NVIDIA/Megatron-LM at d98e8a64; core_v0.16.1 and core_v0.19.0 assert the
 from __future__ import annotations
 
 from axonn_tune.errors import InputError
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import ADAMW, ADEMAMIX, MUON, Job
 from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.recomputation import recomputed_modules
 from axonn_tune.step.prediction import Prediction
@@ -23,6 +23,11 @@ def require_accepted(prediction: Prediction, strategy: Megatron3D) -> None:
     """Raise InputError if Megatron-LM would end before the first step, and say what it accepts."""
     scenario = prediction.scenario
     job = scenario.job
+    if job.optimizer == ADEMAMIX:
+        raise InputError(
+            f"--optimizer {ADEMAMIX}: NVIDIA's Megatron-LM has no such optimizer, only the fork "
+            f"swiss-ai/Megatron-LM has, which needs other flags; allowed: {ADAMW}, {MUON}"
+        )
     if strategy.has_experts and strategy.overlaps_experts:
         _require_overlap(prediction)
     model = scenario.model

@@ -260,6 +260,17 @@ class SwitchOptions(TypedDict, total=False):
 class MemoryOptions(TypedDict, total=False):
     """The options of the memory that a rank may take."""
 
+    optimizer: Annotated[
+        str, Option("Optimizer: adamw, muon or ademamix, as the engine has.", "adamw")
+    ]
+    muon_mode: Annotated[
+        str,
+        Option(
+            "How Muon treats a matrix that tensor ranks split: duplicated (all form the whole), "
+            "blockwise (each its own part), or distributed (products are summed).",
+            "duplicated",
+        ),
+    ]
     moments: Annotated[
         str,
         Option("Type of the optimizer's moments: fp32, bf16 or fp8, as the engine has.", "fp32"),

@@ -30,7 +30,6 @@ from axonn_tune.spec.plan import (
     Attention,
     Collective,
     Gemm,
-    GroupedGemm,
     HostWork,
     MemoryBound,
     Operation,
@@ -195,8 +194,7 @@ def _n_elements(operation: Gemm | Attention) -> Size:
     """
     if isinstance(operation, Gemm):
         m, n, k = operation.m, operation.n, operation.k
-        n_products = operation.n_groups if isinstance(operation, GroupedGemm) else 1.0
-        return (m * k + k * n + m * n) * n_products
+        return (m * k + k * n + m * n) * operation.n_products
     n_tensors = 8.0 if operation.backward else 4.0
     per_sequence = operation.n_heads * (operation.seq_len * operation.head_dim)
     return n_tensors * operation.n_launches * operation.n_sequences * per_sequence

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from axonn_tune.search.batches import can_share, nearest_shared_batch
 from axonn_tune.search.search import Search
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import ADAMW, MUON, Job
 from axonn_tune.spec.layout import AXES, PIPELINE, Axes
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.offload import LAYER_INPUTS
@@ -27,6 +27,7 @@ def assumption_line(*searches: Search) -> str:
         scenario.model.left_out_sentence,
         _untrained_remark(scenario),
         _size_remark([search.scenario for search in searches]),
+        _optimizer_remark(job),
     ]
     line = (
         f"Assumed: machine {scenario.machine.name}, {batches_text(searches)}, "
@@ -90,8 +91,22 @@ def types_text(job: Job) -> str:
     others = [
         *([] if job.recipe is None else [f"products in {job.precision}"]),
         *([] if job.moments == "fp32" else [f"moments in {job.moments}"]),
+        *([] if job.optimizer == ADAMW else [_optimizer_text(job)]),
     ]
     return f"{job.dtype} with {' and '.join(others)}" if others else job.dtype
+
+
+def _optimizer_text(job: Job) -> str:
+    """Name the optimizer, and how it treats what ranks split, if that is its choice."""
+    return f"optimizer {job.optimizer}" + f" ({job.muon_mode})" * (job.optimizer == MUON)
+
+
+def _optimizer_remark(job: Job) -> str | None:
+    """Say in a sentence how few measured steps had a job's optimizer, if that is not AdamW."""
+    if job.optimizer == ADAMW:
+        return None
+    known = "Few measured steps" if job.optimizer == MUON else "No measured step"
+    return f"{known} had optimizer {job.optimizer}."
 
 
 def in_host_memory(scenario: Scenario) -> list[str]:

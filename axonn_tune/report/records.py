@@ -41,6 +41,8 @@ def assumptions(search: Search) -> dict[str, Any]:
         "keep_gathered_weights": job.keep_gathered_weights,
         "dropout": job.dropout,
         "moments": job.moments,
+        "optimizer": job.optimizer,
+        "muon_mode": job.muon_mode,
         "mtp_modules": job.mtp_modules,
         "adapters": None if job.adapters is None else asdict(job.adapters),
         "frozen": str(job.frozen) or None,

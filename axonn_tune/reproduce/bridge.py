@@ -17,7 +17,7 @@ from axonn_tune.reproduce.runs import (
 )
 from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import ADAMW, MUON, Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
@@ -41,6 +41,11 @@ _STORED_FORMATS = ("mxfp8", "fp8-current")
 # Models whose router runs in fp32 (moe_router_dtype of their providers and bridges, v0.2.0 to
 # v0.6.0). Providers and recipes of the others do not set it.
 _FP32_ROUTERS = ("deepseek-v3", "kimi-k2")
+# Models that Muon trains (docs/performance-summary-archive.md). Replicas do not have shares of one
+# size then, and gather no weights in 8 bits (use_distributed_optimizer and overlap_param_gather of
+# recipes/kimi/kimi_k2.py and fp8_param_gather of scripts/performance/configs/kimi/
+# kimi_llm_pretrain.py, v0.3.1 to v0.5.0).
+_WITH_MUON = ("kimi-k2",)
 _ENGINES = {"yes": "megatron-core-graphs", "no": "megatron-core"}
 
 
@@ -60,6 +65,7 @@ def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         kind = "dense" if model.is_dense else "experts"
         graphs = " in a CUDA graph" if row["graphs"] == "yes" else ""
         subject = f"{row['model']} on {row['gpus']} of {row['machine']}, {row['precision']}"
+        has_muon = row["model"] in _WITH_MUON
         overlaps_tensor = model.is_dense and row["precision"] not in _WITHOUT_TENSOR_OVERLAP
         search = layout_search(
             row,
@@ -68,7 +74,8 @@ def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             engine,
             int(row["mtp"]),
             fp32_gradients=False,
-            low_weights=row["precision"] in _STORED_FORMATS,
+            optimizer=MUON if has_muon else ADAMW,
+            low_weights=row["precision"] in _STORED_FORMATS and not has_muon,
             overlaps_tensor=overlaps_tensor,
         )
         yield paper.run(f"{kind}{graphs}", f"{subject}, {row['release']}", search, published)
@@ -81,7 +88,10 @@ def _as_recipe(engine: Engine, row: Row) -> Engine:
     """
     is_low = row["low_attention"] == "yes"
     is_exact = row["model"] in _FP32_ROUTERS
-    program = replace(engine.megatron, low_attention=is_low, fp32_router=is_exact)
+    pads_shares = row["model"] not in _WITH_MUON
+    program = replace(
+        engine.megatron, low_attention=is_low, fp32_router=is_exact, pads_shares=pads_shares
+    )
     return with_fused_loss(replace(engine, megatron=program))
 
 
@@ -93,6 +103,7 @@ def layout_search(
     mtp_modules: int = 0,
     moments: str = "fp32",
     offload_modules: str = "",
+    optimizer: str = ADAMW,
     **options: bool | str,
 ) -> Search:
     """Return the search that is held to a row's layout; cuBLAS chooses kernels by itself.
@@ -114,6 +125,7 @@ def layout_search(
         mtp_modules=mtp_modules,
         moments=moments,
         offload_modules=offload_modules,
+        optimizer=optimizer,
     )
     recompute = row["recomputed"]
     if recompute != "none":

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from axonn_tune.errors import InputError
 from axonn_tune.spec.checks import LONGEST_WAIT_SECONDS, require_choice, require_count, require_name
 from axonn_tune.spec.facts import LARGEST_FACTOR, require_facts, value_or
-from axonn_tune.spec.job import MOMENT_BYTES, Job
+from axonn_tune.spec.job import ADAMW, MOMENT_BYTES, OPTIMIZERS, Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import (
     ATTENTION_LIBRARIES,
@@ -234,6 +234,8 @@ class Engine:
         Precisions of products that it has, of `PRECISIONS`; of the low ones the usual comes first.
     moments
         Types in which its optimizer stores moments, of `MOMENT_BYTES`.
+    optimizers
+        Optimizers that it has, of `OPTIMIZERS`.
     low_states
         Whether the optimizer updates weights in the job's type, without copies in fp32, and its
         moments are in that type, too.
@@ -285,6 +287,7 @@ class Engine:
     package: str = ""
     precisions: tuple[str, ...] = (FULL,)
     moments: tuple[str, ...] = ("fp32",)
+    optimizers: tuple[str, ...] = (ADAMW,)
     low_states: bool = False
     recomputes_last_product: bool = True
     recomputes_combine: bool = True
@@ -317,6 +320,8 @@ class Engine:
             require_choice(owner, "precisions", precision, PRECISIONS)
         for moment in self.moments:
             require_choice(owner, "moments", moment, MOMENT_BYTES)
+        for optimizer in self.optimizers:
+            require_choice(owner, "optimizers", optimizer, OPTIMIZERS)
         for kernel in self.kernels:
             require_choice(owner, "kernel", kernel, (EVERY_KERNEL, *MEMORY_KERNELS))
         require_choice(owner, "attention_library", self.attention_library, ATTENTION_LIBRARIES)

@@ -19,6 +19,11 @@ from axonn_tune.spec.precision import (
 from axonn_tune.spec.tuning import NOTHING_FROZEN, Adapters, Frozen
 
 ATTENTIONS = ("flash", "unfused")
+# Optimizers, the usual one first.
+ADAMW, MUON, ADEMAMIX = OPTIMIZERS = ("adamw", "muon", "ademamix")
+# How the ranks of a tensor group make a matrix that they split orthogonal, the usual one first: all
+# of them the whole matrix, each its own part by itself, or all of them together.
+DUPLICATED, BLOCKWISE, DISTRIBUTED = MUON_MODES = ("duplicated", "blockwise", "distributed")
 # Bytes of each of the optimizer's two moments of a parameter, by its type.
 MOMENT_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp8": 1.0}
 # What may move to the host's memory.
@@ -103,6 +108,10 @@ class Job:
         Number of modules of multi-token prediction, each of which predicts one further token.
     samples_per_sequence
         Mean number of samples that are packed into a sequence; tokens attend to their own sample.
+    optimizer
+        What updates the weights, one of `OPTIMIZERS`.
+    muon_mode
+        How Muon treats matrices that a tensor group splits, one of `MUON_MODES`.
     """
 
     n_gpus: int
@@ -125,6 +134,8 @@ class Job:
     frozen: Frozen = NOTHING_FROZEN
     mtp_modules: int = 0
     samples_per_sequence: float = 1.0
+    optimizer: str = ADAMW
+    muon_mode: str = DUPLICATED
 
     def __post_init__(self) -> None:
         for name in ("n_gpus", "global_batch", "seq_len"):
@@ -141,6 +152,7 @@ class Job:
         offloaded_modules(self.offload_modules)
         if self.offloads_optimizer and self.moments != "fp32":
             raise InputError(f"job: moments is {self.moments}; allowed with offload: fp32")
+        self._require_optimizer()
         most = LARGEST_IMBALANCE
         require_between("job", "expert_imbalance", self.expert_imbalance, 1.0, most)
         require_count("job", "mtp_modules", self.mtp_modules, least=0, most=MOST_LAYERS)
@@ -153,6 +165,30 @@ class Job:
             raise InputError(
                 f"job: samples_per_sequence is {n_samples:g}; allowed with unfused attention: 1"
             )
+
+    def _require_optimizer(self) -> None:
+        """Raise InputError if the optimizer comes with what only AdamW is predicted with.
+
+        Megatron-LM asserts the same: moments of other types and offload with Adam alone
+        (core/optimizer/optimizer_config.py at d98e8a64), and no fp16 with Muon (__init__.py there).
+        Muon's products run in bf16 whatever the job's type, and are predicted in that type.
+        """
+        require_choice("job", "optimizer", self.optimizer, OPTIMIZERS)
+        require_choice("job", "muon_mode", self.muon_mode, MUON_MODES)
+        allowed = {"muon_mode": DUPLICATED}
+        if self.optimizer == MUON:
+            allowed = {"dtype": "bf16"}
+        if self.optimizer != ADAMW:
+            allowed |= {"moments": "fp32", "offload": "none"}
+        for name in allowed:
+            value = getattr(self, name)
+            if value != allowed[name]:
+                raise InputError(
+                    f"job: {name} is {value}; allowed with optimizer {self.optimizer}: "
+                    f"{allowed[name]}"
+                )
+        if self.optimizer != ADAMW and self.adapters is not None:
+            raise InputError(f"job: optimizer is {self.optimizer}; allowed with adapters: {ADAMW}")
 
     def _require_trainable(self) -> None:
         """Raise InputError if frozen parts come with options that cannot be predicted with them."""

@@ -100,6 +100,11 @@ class Gemm:
         """The FLOPs of the product, 2 m n k, shape (C,)."""
         return 2.0 * self.m * self.n * self.k
 
+    @property
+    def n_products(self) -> Size:
+        """The number of products of these sizes, shape (C,)."""
+        return 1.0
+
 
 @dataclass(frozen=True, eq=False)
 class GroupedGemm(Gemm):
@@ -135,6 +140,28 @@ class GroupedGemm(Gemm):
     def flops(self) -> Size:
         """The FLOPs of all products, shape (C,)."""
         return super().flops * self.n_groups
+
+    @property
+    def n_products(self) -> Size:
+        """The number of products, shape (C,)."""
+        return self.n_groups
+
+
+@dataclass(frozen=True, eq=False)
+class RepeatedGemm(Gemm):
+    """Equal products that run one after another, `n_times` of them, shape (C,)."""
+
+    n_times: Size = 1.0
+
+    @property
+    def flops(self) -> Size:
+        """The FLOPs of all products, shape (C,)."""
+        return super().flops * self.n_times
+
+    @property
+    def n_products(self) -> Size:
+        """The number of products, shape (C,)."""
+        return self.n_times
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,6 +357,8 @@ def is_launched(operation: Operation, row: int = 0) -> bool:
         return number(operation.nbytes, row) > 0
     if isinstance(operation, Attention):
         return number(operation.n_launches, row) > 0
+    if isinstance(operation, RepeatedGemm):
+        return number(operation.n_times, row) > 0
     return True
 
 

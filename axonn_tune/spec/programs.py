@@ -175,6 +175,11 @@ class MegatronProgram(SharedFacts):
     sums_sharded
         Whether gradients are all-reduced even where optimizer states are sharded, so that each rank
         has all sums, forms the norm of all and clips all, and not only those of its shard.
+    pads_shares
+        Whether replicas that share whole matrices have shares of one size of each bucket, which
+        they reduce and gather as any other. Otherwise each has all sums, and the weights that it
+        has updated are gathered after the update (--no-use-layer-wise-param-layout, and before
+        core_v0.18).
     launches_per_weight
         Whether each weight has kernels of its own that add up its gradient, form the norm of the
         sum, clip it and update the weight, instead of one for all weights.
@@ -266,6 +271,7 @@ class MegatronProgram(SharedFacts):
     checks_gradients: bool = False
     overlaps_sharded: bool = True
     sums_sharded: bool = False
+    pads_shares: bool = True
     launches_per_weight: bool = False
     view_seconds: Quantity | None = None
     scatters_transfers: bool = True

@@ -19,6 +19,7 @@ from axonn_tune.spec.plan import (
     HostKernel,
     HostWork,
     Operation,
+    RepeatedGemm,
     Transfer,
     is_launched,
     number,
@@ -272,6 +273,8 @@ def _kind_and_shape(operation: Gemm | Attention, row: int) -> tuple[str, str]:
         shape = " x ".join(f"{number(size, row):.0f}" for size in sizes)
         if isinstance(operation, GroupedGemm):
             shape = f"{number(operation.n_groups, row):.0f} of {shape}"
+        elif isinstance(operation, RepeatedGemm):
+            shape = f"{number(operation.n_times, row):.0f} times {shape}"
         return f"GEMM {operation.mode}", shape
     n_sequences = number(operation.n_sequences, row)
     n_heads = number(operation.n_heads, row)

@@ -24,7 +24,7 @@ import numpy as np
 from axonn_tune.spec.candidates import CandidateTable, Placements
 from axonn_tune.spec.engine import HELD_BACK, IDEAL, QUEUED, Engine
 from axonn_tune.spec.facts import value_or
-from axonn_tune.spec.job import Job, Overlap
+from axonn_tune.spec.job import MUON, Job, Overlap
 from axonn_tune.spec.layout import CONTEXT, EXPERT, EXPERT_REPLICAS, PIPELINE, TENSOR, Axes
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.offload import OFFLOAD_MODULES
@@ -49,6 +49,7 @@ from axonn_tune.strategies.megatron_stage import (
     trained_parameters,
 )
 from axonn_tune.strategies.moved import host_activations, largest_moved, moved_by_layers
+from axonn_tune.strategies.muon import Owned, broken_muon_rules, owned_columns
 from axonn_tune.strategies.optimizer import States, host_copies, sharded_text, states_of
 from axonn_tune.strategies.pipeline import (
     admits_schedule,
@@ -211,6 +212,8 @@ class Megatron3D:
             broken[reason] = ~(is_alone | self.overlaps_reduction(job))
             broken |= broken_gradient_rules(placements)
         broken |= broken_frozen_rules(job, placements)
+        if job.optimizer == MUON:
+            broken |= broken_muon_rules(self, model, job, placements)
         if job.adapters is not None:
             reason = "rank of adapters not divisible by tensor"
             broken[reason] = job.adapters.rank % tensor != 0
@@ -509,7 +512,7 @@ class Megatron3D:
         moved = moved_by_layers(shapes, layers, chunk)
         embedding = first * model.head.parameters / shapes.table.size("tensor")
         unsummed = self._unsummed(segments, trained, embedding, len(above) * saved)
-        return {
+        terms = {
             "weights": (uncast + adapters) * job.element_bytes + matrices * kept_weight_bytes(job),
             "gradients": summed * self.gradient_bytes(job) + unsummed,
             "optimizer_states": owned * states.nbytes,
@@ -523,6 +526,12 @@ class Megatron3D:
             + segments.kept_bytes,
             **self._held_back(segments, len(above), first, trained, owned * states.moments_bytes),
         }
+        if job.optimizer != MUON:
+            return terms
+        muon = Owned.of(model, owned_columns(shapes, self, layers, first, last))
+        of_others = muon.others / self.n_sharing(shapes.table) * states.nbytes
+        gathered = dense * job.element_bytes * (replicas > 1) * self.deals_matrices(job)
+        return terms | muon.memory(shapes, terms, of_others, gathered, self.gradient_bytes(job))
 
     def _unsummed(
         self, segments: Segments, trained: Array, embedding: Array, of_one: Array
@@ -576,6 +585,15 @@ class Megatron3D:
         in_any_case = np.where(n_stages > 1, unfinished, queued)
         nbytes = segments.held_back_bytes(*states, n_micro, in_any_case)
         return {HELD_BACK: nbytes, QUEUED: np.maximum(queued - in_any_case, 0.0)}
+
+    def deals_matrices(self, job: Job) -> bool:
+        """Return whether replicas share whole matrices without buffers that are cut for it."""
+        is_shared = job.optimizer == MUON and self.distributed_optimizer
+        return is_shared and not self.engine.megatron.pads_shares
+
+    def n_sharing(self, table: CandidateTable) -> Size:
+        """Return the number of replicas that share the states of the optimizer, shape (C,)."""
+        return table.size(self.replicas) if self.distributed_optimizer else 1.0
 
     def owned_share(self, shapes: Shapes, stored: Array, experts: Size) -> Array:
         """Return the number of parameters whose optimizer states a rank holds if they are sharded.

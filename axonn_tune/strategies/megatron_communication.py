@@ -11,7 +11,7 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import distinct
-from axonn_tune.spec.job import Overlap
+from axonn_tune.spec.job import MUON, Overlap
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE
 from axonn_tune.spec.names import (
     BACKWARD,
@@ -27,6 +27,7 @@ from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import context_parallelism
 from axonn_tune.strategies.megatron_stage import module_layers, stored_matrices, trained_parameters
+from axonn_tune.strategies.muon import Owned, owned_columns, update_matrices
 from axonn_tune.strategies.optimizer import clip_and_update
 from axonn_tune.strategies.parameters import stage_parameters
 from axonn_tune.strategies.pipeline import layers_of_stage
@@ -315,7 +316,7 @@ class MegatronCommunication(SequenceParallel):
     @property
     def _gathers_updated(self) -> bool:
         """Whether updated weights are gathered block by block during this micro-step."""
-        return self.sync and self.options.distributed_optimizer
+        return self.sync and self.options.distributed_optimizer and self._gathers_early
 
     def begin_block(self, host: HostProgram, chain: str) -> None:
         """Wait for the updated weights of the block."""
@@ -341,7 +342,7 @@ class MegatronCommunication(SequenceParallel):
         for n_elements, axis, what in (of_block, of_experts):
             if not axis:
                 continue
-            if chain == FORWARD and self.options.distributed_optimizer:
+            if chain == FORWARD and self.options.distributed_optimizer and self._gathers_early:
                 nbytes = n_elements * self.options.gathered_bytes(self.shapes.job)
                 name = names.all_gather(f"weights.{what}.beside")
                 host.issue(name, "all_gather", share * nbytes, axis, n_calls)
@@ -488,6 +489,7 @@ class MegatronCommunication(SequenceParallel):
         """The kind of collective that reduces gradients over the replicas."""
         is_scattered = self.options.distributed_optimizer
         is_scattered &= not self.options.engine.megatron.sums_sharded
+        is_scattered &= not self.options.deals_matrices(self.shapes.job)
         return "reduce_scatter" if is_scattered else "all_reduce"
 
     @property
@@ -507,10 +509,25 @@ class MegatronCommunication(SequenceParallel):
 
     @property
     def _in_mean_block(self) -> tuple[Array, Array]:
-        """The parameters of dense parts and of experts in the mean block with a backward pass."""
+        """The parameters of dense parts and of experts in the mean block with a backward pass.
+
+        Where replicas share whole matrices, what their buffers have beside these counts, too.
+        """
         layers = range(self.shapes.model.n_layers)
         dense, experts = trained_parameters(self.shapes, layers, False, False)
-        return dense / self.shapes.n_backward, experts / self.shapes.n_backward
+        dense, experts = dense / self.shapes.n_backward, experts / self.shapes.n_backward
+        if self._muon is None:
+            return dense, experts
+        n_layers = np.maximum(self._n_layers, 1.0)
+        return dense + self._muon.padding / n_layers, experts + self._muon.expert_padding / n_layers
+
+    @cached_property
+    def _muon(self) -> Owned | None:
+        """The matrices of the first stage that Muon updates; None with another optimizer."""
+        if self.shapes.job.optimizer != MUON:
+            return None
+        columns = partial(owned_columns, self.shapes, self.options, first=True, last=self._has_head)
+        return Owned.of(self.shapes.model, self._of_first_stage(columns))
 
     # Once per micro-step and once per step -----------------------------------------------------
 
@@ -650,10 +667,17 @@ class MegatronCommunication(SequenceParallel):
         return self._n_layers * self._block_experts
 
     @property
-    def _remaining(self) -> Array:
-        """The number of parameters besides experts that no micro-step reduces or gathers."""
+    def _gathers_early(self) -> bool:
+        """Whether micro-steps gather the weights of blocks."""
+        return self._is_overlapped and not self.options.deals_matrices(self.shapes.job)
+
+    def _left(self, is_early: bool) -> Array:
+        """Return how many parameters besides experts are left for the end of the step.
+
+        Micro-steps have reduced, or will gather, those of blocks if `is_early`.
+        """
         of_blocks = self._share_at_end * self._n_layers * self._block_parameters
-        are_at_end = self._has_one_bucket | (not self._is_overlapped)
+        are_at_end = self._has_one_bucket | (not is_early)
         return self._stored_outside() + np.where(are_at_end, of_blocks, 0.0)
 
     @property
@@ -698,7 +722,8 @@ class MegatronCommunication(SequenceParallel):
             self._reduce(host, _EXPERT_GRADIENTS, experts, self._expert_replicas)
             self._await_experts(host, _EXPERT_GRADIENTS)
         if not self.options.shards_gradients:
-            self._reduce(host, names.GRADIENT_REDUCE, self._remaining, self.options.replicas)
+            remaining = self._left(self._is_overlapped)
+            self._reduce(host, names.GRADIENT_REDUCE, remaining, self.options.replicas)
             host.wait(names.GRADIENT_REDUCE)
 
     def _update(self, host: HostProgram) -> tuple[str, ...]:
@@ -708,7 +733,12 @@ class MegatronCommunication(SequenceParallel):
         owned = stored
         if options.distributed_optimizer:
             owned = options.owned_share(self.shapes, self._dense, self._experts)
-        return clip_and_update(
+        clipped = stored if options.engine.megatron.sums_sharded else owned
+        muon = self._muon
+        if muon is not None:
+            owned = muon.others / self._n_sharing
+            clipped = owned + muon.elements
+        updated = clip_and_update(
             host,
             self.shapes.job,
             owned,
@@ -716,33 +746,47 @@ class MegatronCommunication(SequenceParallel):
             norm_sums={names.norm_all_reduce(axis): axis for axis in ("tensor", PIPELINE)},
             cleared=owned if options.shards_gradients else stored,
             offload=options.engine.offload_in(self.shapes.job),
-            clipped=stored if options.engine.megatron.sums_sharded else owned,
+            clipped=clipped,
             states=options.states(self.shapes.job),
             has_main_gradients=options.engine.megatron.has_main_gradients,
             n_tensors=self._n_launched,
+            n_pieces=self._n_pieces,
         )
+        if muon is not None:
+            update_matrices(host, self.shapes, muon, self._gradient_bytes)
+        return updated
+
+    @property
+    def _n_sharing(self) -> Size:
+        """The number of replicas that share the states of the optimizer."""
+        return self.options.n_sharing(self.shapes.table)
+
+    @property
+    def _n_pieces(self) -> Array:
+        """The number of tensors, or parts of them, that a rank has; a bucket's parts are cut."""
+        return self._n_weights / self._n_sharing + self._n_calls(self._dense, self.options.replicas)
 
     def _gather_updated(self, host: HostProgram, updated: tuple[str, ...]) -> None:
         """Gather the weights that the replicas have updated for each other."""
         self._view_parts(host)
-        name = names.WEIGHTS_ALL_GATHER
+        name, remaining = names.WEIGHTS_ALL_GATHER, self._left(self._gathers_early)
         element: Size = self.shapes.element_bytes
         gathered = self.options.gathered_bytes(self.shapes.job)
-        if not self._is_overlapped or self._has_one_bucket.any():
+        if not self._gathers_early or self._has_one_bucket.any():
             saved = self.shapes.element_bytes - gathered
             # A first stage that holds only a frozen embedding trains nothing.
             trained = np.maximum(self._dense, 1.0)
             of_all = element - saved * (self._matrices - self._experts) / trained
-            holds_all = self._has_one_bucket | (not self._is_overlapped)
+            holds_all = self._has_one_bucket | (not self._gathers_early)
             element = np.where(holds_all, of_all, element)
-        self._gather(host, name, self._remaining, element, self.options.replicas, updated)
+        self._gather(host, name, remaining, element, self.options.replicas, updated)
         host.wait(name)
-        if not self._is_overlapped:
+        if not self._gathers_early:
             name, axis = _UPDATED_EXPERTS, self._expert_replicas
             self._gather(host, name, self._share_at_end * self._experts, gathered, axis, updated)
             self._await_experts(host, name)
         n_copies = self._n_copies_of_gathered
-        host.memory_bound("weights.copy", n_copies * 2.0 * self._remaining * element, "copy")
+        host.memory_bound("weights.copy", n_copies * 2.0 * remaining * element, "copy")
 
     @property
     def _n_copies_of_gathered(self) -> Array:

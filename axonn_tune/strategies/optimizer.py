@@ -1,4 +1,7 @@
-"""The end of a training step, which all strategies share: norm, clipping, optimizer (AdamW).
+"""The end of a training step, which all strategies share: norm, clipping, optimizer.
+
+The optimizer is AdamW, or AdEMAMix (Pagliardini et al., arXiv 2409.03137), which keeps a third
+moment; `muon` has what Muon does to matrices.
 
 Offloaded optimizer states are in the host's memory, with fp32 weights and fp32 gradients, and the
 host's cores run the optimizer (Ren et al., arXiv 2101.06840).
@@ -11,7 +14,7 @@ from typing import NamedTuple
 
 from axonn_tune.spec import names
 from axonn_tune.spec.engine import HOST_COPIES, OffloadProgram
-from axonn_tune.spec.job import MOMENT_BYTES, Job
+from axonn_tune.spec.job import ADEMAMIX, MOMENT_BYTES, Job
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES
@@ -20,6 +23,14 @@ from axonn_tune.strategies.shapes import FP32_BYTES
 N_MOMENTS = 2
 # What the host reads and writes of each parameter that it updates: the weight and its moments.
 HOST_STATE_BYTES = (1 + N_MOMENTS) * FP32_BYTES
+
+
+# AdEMAMix keeps a slow mean of gradients, too. It has no common kernel: torch's kernels of one
+# operation each read and write 148 bytes of a parameter in fp32 (swiss-ai/Megatron-LM at 81d44dbe,
+# core/optimizer/ademamix.py), where one kernel would read the gradient, and read and write three
+# moments and the weight (36 bytes).
+_ADEMAMIX_MOMENTS = 3
+_ADEMAMIX_BYTES = 148.0
 
 
 class States(NamedTuple):
@@ -32,11 +43,18 @@ class States(NamedTuple):
         that the weight in bf16 lacks, and 0 where there is none.
     has_copies
         Whether the model's weights are other tensors, which the optimizer writes, too.
+    n_moments
+        Number of moments.
+    passed_bytes
+        Bytes that kernels read and write of a parameter where no common kernel updates it, beyond
+        those of a common one.
     """
 
     moment_bytes: float
     master_bytes: float
     has_copies: bool = True
+    n_moments: int = N_MOMENTS
+    passed_bytes: float = 0.0
 
     @property
     def nbytes(self) -> float:
@@ -46,11 +64,12 @@ class States(NamedTuple):
     @property
     def moments_bytes(self) -> float:
         """The bytes of one parameter's moments."""
-        return N_MOMENTS * self.moment_bytes
+        return self.n_moments * self.moment_bytes
 
-
-# What the optimizer of a mixed precision keeps, all in fp32.
-_MIXED = States(FP32_BYTES, FP32_BYTES)
+    @property
+    def are_mixed(self) -> bool:
+        """Whether they are those of a mixed precision: a master weight and moments in fp32."""
+        return self.moment_bytes == self.master_bytes == FP32_BYTES and self.has_copies
 
 
 def has_master_copy(job: Job) -> bool:
@@ -68,7 +87,17 @@ def states_of(job: Job, low_states: bool = False, has_copies: bool = True) -> St
         return States(MOMENT_BYTES[job.moments], FP32_BYTES, has_copies=False)
     if low_states:
         return States(job.element_bytes, 0.0)
-    return States(MOMENT_BYTES[job.moments], FP32_BYTES if has_master_copy(job) else 0.0)
+    states = States(MOMENT_BYTES[job.moments], FP32_BYTES if has_master_copy(job) else 0.0)
+    return _of_ademamix(states) if job.optimizer == ADEMAMIX else states
+
+
+def _of_ademamix(states: States) -> States:
+    """Return what AdEMAMix keeps where AdamW would keep `states`."""
+    of_one_kernel = FP32_BYTES * (1.0 + 2.0 * (_ADEMAMIX_MOMENTS + 1.0))
+    return states._replace(
+        n_moments=_ADEMAMIX_MOMENTS,
+        passed_bytes=_ADEMAMIX_BYTES - of_one_kernel,
+    )
 
 
 def sharded_text(states: bool, gradients: bool) -> str:
@@ -104,6 +133,7 @@ def clip_and_update(
     states: States | None = None,
     has_main_gradients: bool = False,
     n_tensors: Size = 1.0,
+    n_pieces: Size = 1.0,
 ) -> tuple[str, ...]:
     """Form the norm of the gradients, clip them, and let the optimizer update the weights.
 
@@ -132,6 +162,9 @@ def clip_and_update(
         other kernels copy gradients to it and weights from it.
     n_tensors : array_like, shape (C,)
         Number of tensors that each have kernels of their own for norm, clipping and update.
+    n_pieces : array_like, shape (C,)
+        Number of the rank's pieces of tensors, which an optimizer without a common kernel updates
+        one by one.
 
     Returns
     -------
@@ -141,7 +174,7 @@ def clip_and_update(
     cleared_bytes = gradient_bytes * (owned if cleared is None else cleared)
     clipped = owned if clipped is None else clipped
     states = states or states_of(job)
-    is_main = has_main_gradients and offload is None and states == _MIXED
+    is_main = has_main_gradients and offload is None and states.are_mixed
     if is_main:
         _form_main_gradients(host, job, owned, gradient_bytes)
         gradient_bytes = FP32_BYTES
@@ -164,9 +197,10 @@ def clip_and_update(
     if not states.has_copies:
         weight_bytes = 0.0
     update_bytes = gradient_bytes * (2.0 if in_optimizer else 1.0)
-    update_bytes += 2.0 * states.nbytes + (0.0 if is_main else weight_bytes)
+    update_bytes += 2.0 * states.nbytes + (0.0 if is_main else weight_bytes) + states.passed_bytes
     nbytes = owned * update_bytes + cleared_bytes
-    host.memory_bound(names.OPTIMIZER_STEP, nbytes, "optimizer", n_tensors)
+    n_launches = n_pieces if states.passed_bytes else n_tensors
+    host.memory_bound(names.OPTIMIZER_STEP, nbytes, "optimizer", n_launches)
     if is_main:
         host.memory_bound(names.WEIGHTS_MAIN, owned * (FP32_BYTES + weight_bytes), "copy")
     return ()

@@ -14,7 +14,6 @@ from axonn_tune.spec.plan import (
     Attention,
     Collective,
     Gemm,
-    GroupedGemm,
     MemoryBound,
     Operation,
     StepPlan,
@@ -196,8 +195,7 @@ def _planned(
     """
     if isinstance(operation, Gemm):
         sizes = [round(number(size)) for size in (operation.m, operation.n, operation.k)]
-        n_products = operation.n_groups if isinstance(operation, GroupedGemm) else 1.0
-        yield _product(*sizes), number(n_products)
+        yield _product(*sizes), number(operation.n_products)
     elif isinstance(operation, Attention):
         yield from _planned_attention(operation)
     elif isinstance(operation, Collective):

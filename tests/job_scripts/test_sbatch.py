@@ -48,12 +48,13 @@ def prediction_of(
     switches=None,
     mtp_modules=0,
     precision="bf16",
+    optimizer="adamw",
     **run,
 ):
     machine = replace(machine or machine_of(), job_script=host or JobScript())
     strategy = strategy_named(strategy, switches, has_experts=not model.is_dense)
     parsed = parse_layout(layout or LAYOUTS[strategy.name], strategy.axes)
-    trained = {"mtp_modules": mtp_modules, "precision": precision}
+    trained = {"mtp_modules": mtp_modules, "precision": precision, "optimizer": optimizer}
     job = Job(parsed.n_ranks, 8 * parsed.n_ranks, model.seq_len, **trained)
     scenario = Scenario(model, job, machine, strategy)
     return predict(scenario, Configuration(parsed, **run))
@@ -174,14 +175,28 @@ def test_megatron_knows_every_flag():
         },
         {"model": with_experts(every=2, shared_hidden_size=8, shared_gate=True)},
         {"model": replace(MODEL, activation="squared-relu")},
+        {"optimizer": "muon"},
     ]
     found = set()
     for case in cases:
         found |= {(flag, kind(value)) for flag, value in flags_of(script_of("megatron", **case))}
     assert found <= known_flags()
     needed = {"--mock-data", "--train-iters", "--lr", "--tokenizer-type", "--vocab-size"}
-    needed |= {"--tp-comm-overlap", "--use-megatron-fsdp"}
+    needed |= {"--tp-comm-overlap", "--use-megatron-fsdp", "--muon-tp-mode"}
     assert needed <= {flag for flag, _ in found}
+
+
+def test_megatron_is_told_its_optimizer():
+    """With Muon, --use-distributed-optimizer lets replicas share whole matrices."""
+    script = script_of("megatron", optimizer="muon")
+    given = dict(flags_of(script))
+    assert given["--optimizer"] == "muon" and given["--muon-tp-mode"] == "duplicated"
+    assert given["--muon-num-ns-steps"] == "5" and "--use-distributed-optimizer" in given
+    assert "Emerging-Optimizers" in script
+    usual = script_of("megatron")
+    assert "--optimizer" not in dict(flags_of(usual)) and "Emerging-Optimizers" not in usual
+    with pytest.raises(InputError, match=r"no such optimizer, .*; allowed: adamw, muon"):
+        script_of("megatron", optimizer="ademamix")
 
 
 def expert_layers(pattern, n_layers):

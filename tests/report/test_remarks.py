@@ -135,3 +135,18 @@ def test_the_peak_of_an_mfu_is_named_where_products_have_another(precision):
     _, text = explained("llama3-8b", 8, "tensor=1,data=8", **options)
     said = "MFU and HFU are fractions of the peak of bf16, not of fp8-current"
     assert (said in text) == (precision != "bf16")
+
+
+def test_a_prediction_names_its_optimizer_and_how_little_is_known_of_it():
+    options = {"global_batch": 64, "strategy": "megatron"}
+    search = build_search(
+        "llama3-8b", 8, "dgx-h100", optimizer="muon", muon_mode="blockwise", **options
+    )
+    line = assumption_line(search)
+    assert "bf16 with optimizer muon (blockwise)" in line
+    assert line.endswith("Few measured steps had optimizer muon.")
+    other = assumption_line(
+        build_search("llama3-8b", 8, "dgx-h100", optimizer="ademamix", **options)
+    )
+    assert other.endswith("No measured step had optimizer ademamix.")
+    assert "optimizer" not in assumption_line(build_search("llama3-8b", 8, "dgx-h100", **options))

@@ -1,5 +1,7 @@
 """Megatron-Core as Megatron-Bridge measured it: H100 to GB300, low precisions, experts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.bridge import megatron_bridge
 from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders
+from axonn_tune.step.predict import predict
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +100,39 @@ def test_models_that_nothing_was_fitted_to_are_met_as_the_page_says(errors, mode
     of_model = [error for row, error in errors if row["model"] == model]
     assert len(of_model) == n_rows
     assert np.mean(np.abs(of_model)) < most
+
+
+@pytest.mark.parametrize(
+    ("model", "release", "measured"),
+    [("kimi-k2", "26.02.01", 1051 / 1029), ("qwen3-30b-a3b", "26.02", 713 / 686)],
+)
+def test_muon_lengthens_a_step_about_as_nvidia_measured(predictions, model, release, measured):
+    """TFLOP/s of the model with AdamW over those with Muon, on GB300 in MXFP8.
+
+    NVIDIA measured them with release 26.02 in the layouts of the table (developer.nvidia.com/blog/
+    advancing-emerging-optimizers-for-accelerated-llm-training-with-nvidia-megatron, table 1). The
+    batches are taken to be those of the table, too.
+    """
+    [usual] = [
+        prediction
+        for row, prediction in predictions
+        if (row["model"], row["release"], row["machine"]) == (model, release, "gb300-nvl72-64")
+        and (row["precision"], row["gpus"]) in (("mxfp8", "256"), ("mxfp8", "8"))
+    ]
+    seconds = {}
+    for optimizer in ("adamw", "muon"):
+        scenario = usual.scenario
+        strategy = scenario.strategy
+        program = replace(strategy.engine.megatron, pads_shares=False)
+        strategy = replace(
+            strategy,
+            engine=replace(strategy.engine, megatron=program),
+            low_weights=optimizer == "adamw",
+        )
+        job = replace(scenario.job, optimizer=optimizer)
+        scenario = replace(scenario, job=job, strategy=strategy)
+        seconds[optimizer] = predict(scenario, usual.configuration).step_seconds
+    assert seconds["muon"] / seconds["adamw"] == pytest.approx(measured, abs=0.01)
 
 
 def test_kernels_that_are_not_fused_explain_gpt_oss_on_h100(errors):

@@ -94,6 +94,8 @@ def test_a_comparison_leaves_out_what_lacks_the_precision():
         ("dgx-h100", {"precision": "fp9"}, "allowed with engine megatron-core: bf16, fp8-delayed"),
         ("dgx-h100", {"moments": "int8"}, "moments is 'int8'; allowed: fp32, bf16, fp8"),
         ("dgx-h100", {"moments": "bf16", "strategy": "axonn"}, "engine bundled: moments is 'bf16'"),
+        ("dgx-h100", {"optimizer": "muon", "strategy": "axonn"}, "'muon'; allowed: adamw$"),
+        ("dgx-h100", {"optimizer": "muon", "engine": "megatron-core-graphs"}, "allowed: adamw$"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(machine, options, message):
