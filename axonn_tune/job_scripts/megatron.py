@@ -123,7 +123,7 @@ def start_of(
     """Return how Megatron-LM is started with some lines of flags, and variables of each rank."""
     program = train or PROGRAM
     command = (("python", program), *(tuple(line.split()) for line in lines))
-    to_fill_in = (
+    to_fill_in: tuple[str, ...] = (
         "Activate an environment in which python finds what Megatron-LM needs.",
         "Take Megatron-LM core_v0.19.0 or newer, which knows all of these flags.",
         f"Clone it so that {program} exists (--train names another path).",
