@@ -1,5 +1,6 @@
 """Laws of nature, over random models, machines and grids."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -60,18 +61,31 @@ def test_never_faster_than_the_memory(world):
     assert (step_seconds(world) * SLACK >= bound).all()
 
 
-def sent_bytes(plan, table, row):
-    """Bytes that one rank sends to its neighbour in the rings of each axis, in one step."""
-    sent = dict.fromkeys(AXES, 0.0)
+def buffer_bytes(plan, table, row):
+    """Bytes of the buffers of each axis in one step, of all-reduces and of other collectives."""
+    summed, others = dict.fromkeys(AXES, 0.0), dict.fromkeys(AXES, 0.0)
     for part, times in ((plan.microstep, plan.n_microsteps[row]), (plan.step_end, 1.0)):
         for phase in part.phases:
             for op in phase.operations:
                 if isinstance(op, Collective):
-                    share = 1 - 1 / table.size(op.axis)[row]
                     nbytes = np.broadcast_to(op.nbytes, len(table))[row]
-                    twice = 2 if op.kind == "all_reduce" else 1
-                    sent[op.axis] += times * phase.repeats * twice * share * nbytes
-    return sent
+                    kind = summed if op.kind == "all_reduce" else others
+                    kind[op.axis] += times * phase.repeats * nbytes
+    return summed, others
+
+
+def least_units(stride, size, n_ranks, unit_ranks, larger_ranks):
+    """The least number of units, but more than one, of a group in a larger unit, or in all."""
+    numbers = []
+    for block in range(0, n_ranks, stride * size):
+        for first in range(block, block + stride):
+            ranks = [first + i * stride for i in range(size)]
+            inside = Counter(
+                unit // larger_ranks for unit in {r // unit_ranks * unit_ranks for r in ranks}
+            )
+            in_all = len({rank // unit_ranks for rank in ranks})
+            numbers += [number for number in (*inside.values(), in_all) if number > 1]
+    return min(numbers, default=1)
 
 
 def rings_by_unit(stride, size, n_ranks, unit_ranks):
@@ -94,12 +108,16 @@ def boundary_seconds(world):
         strides = table.placements.strides[:, placement]
         sizes = table.placements.sizes[:, placement]
         n_ranks = int(sizes.prod())
-        sent = sent_bytes(plan, table, row)
-        for level in machine.links:
-            carried = sum(
-                sent[AXES[a]] * rings_by_unit(strides[a], sizes[a], n_ranks, level.unit_ranks)
-                for a in range(4)
-            )
+        summed, others = buffer_bytes(plan, table, row)
+        larger = [level.unit_ranks for level in machine.links[1:]]
+        for level, larger_ranks in zip(machine.links, [*larger, n_ranks], strict=True):
+            carried = 0.0
+            for axis, stride, size in zip(AXES, strides, sizes, strict=True):
+                group = stride, size, n_ranks, level.unit_ranks
+                # Trees send less than a ring where they join few units.
+                passes = 2 * (1 - 1 / least_units(*group, max(larger_ranks, level.unit_ranks)))
+                sent = passes * summed[axis] + (1 - 1 / size) * others[axis]
+                carried = carried + sent * rings_by_unit(*group)
             busiest = float(np.max(carried)) / level.bandwidth_bytes_per_s.value
             bounds[row] = max(bounds[row], busiest)
     return bounds
