@@ -80,7 +80,8 @@ class Passes:
         """Return a time below which `seconds` cannot be."""
         stages = (self.n_stages, self.n_virtual, self.n_micro)
         places = (self.schedule, self.places)
-        return least_pipeline_seconds(*stages, self.durations, self.transfer_seconds, *places)
+        durations = np.minimum(self.durations, self.alone)
+        return least_pipeline_seconds(*stages, durations, self.transfer_seconds, *places)
 
     def joined(self, other: Passes) -> Passes:
         """Return these passes, followed by those of other candidates in the same stages."""

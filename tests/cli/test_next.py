@@ -23,7 +23,7 @@ def proposed(capsys, *arguments):
 
 # The layout that is predicted best, one that is not, and one that does not fit.
 ROWS = (
-    'llama3-8b,8,"context=2,data=2,pipeline=2",64,1,4,megatron-core,none,8.0,',
+    'llama3-8b,8,"tensor=2,data=4",64,1,1,megatron-core,none,8.0,',
     'llama3-8b,8,"tensor=4,data=2",64,1,1,megatron-core,none,8.1,',
     'llama3-8b,8,"data=8",64,1,1,megatron-core,none,1.0,oom',
 )
@@ -38,7 +38,7 @@ def runs(tmp_path):
 
 @pytest.mark.slow
 def test_what_was_tried_is_not_proposed_again(capsys, runs):
-    tried = "tensor=1,context=2,data=2,pipeline=2"
+    tried = "tensor=2,context=1,data=4,pipeline=1"
     (before,) = proposed(capsys, "--budget", "1")["proposals"]
     assert before["layout"] == tried
     after = proposed(capsys, "--runs", runs, "--budget", "3")

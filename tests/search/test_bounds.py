@@ -124,6 +124,7 @@ def random_steps(random, n_tables, n_candidates):
             places=(),
             n_micro=n_micro,
             durations=some(0.5, 1.5, N_KINDS) / n_micro,
+            alone=some(0.5, 1.5, N_KINDS) / n_micro,
             transfer_seconds=some(0.0, 0.1) / n_micro,
             beside_seconds=some(0.0, 0.1) / n_micro * (n_virtual > 1),
             sync_seconds=some(0.0, 0.1),
