@@ -147,7 +147,7 @@ def no_grid_error(search: Search, rejected: Mapping[str, int]) -> NoCandidateErr
     hint = batch_hint(search, batches)
     counts = nearest_counts(n_gpus, admits)
     if counts:
-        hint += f"; nearest counts of GPUs that do: {', '.join(map(str, counts))}"
+        hint += f"; counts of GPUs nearby that do: {', '.join(map(str, counts))}"
     return NoCandidateError(
         f"no grid for {n_gpus} GPUs and a global batch of {global_batch} ({reasons}){hint}"
     )

@@ -639,17 +639,22 @@ class StepPlan:
         if self.pipeline is None:
             assert self.whole_microstep is not None, "a step has micro-steps, or a pipeline"
             return [(once, (self.whole_microstep,))]
-        return [(times, stage.passes) for times, stage in self._stages_of_last_rank(self.pipeline)]
+        stages = self.pipeline.stages
+        places = self._places_of_last_rank(self.pipeline)
+        return [(times, stages[place].passes) for times, place in places]
 
-    def _stages_of_last_rank(self, pipeline: Pipeline) -> list[tuple[Array, Stage]]:
-        """Return the virtual stages of a rank of the last stage, with how many are alike."""
+    def _places_of_last_rank(self, pipeline: Pipeline) -> list[tuple[Array, int]]:
+        """Return the virtual stages of a rank of the last stage, with how many are alike.
+
+        Each is given by its index in `Pipeline.stages`.
+        """
         once = np.ones(len(self.candidates))
         if pipeline.places:
             n_stages = self.candidates.n_stages
-            places = pipeline.places[n_stages - 1 :: n_stages]
-            return [(once, pipeline.stages[place]) for place in places]
+            return [(once, place) for place in pipeline.places[n_stages - 1 :: n_stages]]
         n_middle = self.candidates.n_virtual - once
-        return [(n_middle, pipeline.middle), (once, pipeline.last)]
+        middle, last = 1, 2
+        return [(n_middle, middle), (once, last)]
 
     @property
     def work_of_last_rank(self) -> Sequence[tuple[Size, tuple[Part, ...]]]:
@@ -674,15 +679,12 @@ class StepPlan:
         in each of its virtual stages but the last. As many backward passes are left at the end.
         """
         table = self.candidates
-        alone = {
-            id(usual): each for usual, each in zip(pipeline.stages, pipeline.alone, strict=True)
-        }
-        stages = self._stages_of_last_rank(pipeline)
-        for number, (times, stage) in enumerate(stages):
-            is_last = number == len(stages) - 1
+        places = self._places_of_last_rank(pipeline)
+        for number, (times, place) in enumerate(places):
+            is_last = number == len(places) - 1
             n_alone = 0.0 if is_last else np.minimum(table.stages, self.n_microsteps)
-            yield times * (self.n_microsteps - n_alone), stage.passes
-            yield times * n_alone, alone[id(stage)].passes
+            yield times * (self.n_microsteps - n_alone), pipeline.stages[place].passes
+            yield times * n_alone, pipeline.alone[place].passes
 
     @property
     def parts(self) -> Iterator[Part]:

@@ -280,7 +280,7 @@ class Megatron3D:
             alone = Transformer(shapes, replace(communication, runs_alone=True))
         if not self.overlaps_reduction(job):
             return step_plan(usual, schedule=self.schedule, sends_beside=sends_beside, alone=alone)
-        of_sync = replace(self.communication(shapes, sync=True), runs_alone=True)
+        of_sync = replace(self.communication(shapes, sync=True), runs_alone=self._runs_in_pairs)
         synchronising = Transformer(shapes, of_sync)
         aligns_gathers = self.engine.megatron.aligns_gathers
         passes = (synchronising, self.schedule, aligns_gathers, sends_beside)

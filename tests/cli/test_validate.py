@@ -100,7 +100,6 @@ def test_limits_decide_the_exit_code_of_a_report(capsys, limits, code, said):
     assert ended == code and all(text in out for text in said)
 
 
-@pytest.mark.slow
 def test_a_journal_that_cannot_be_gone_on_with_is_not_said_to_be_kept(tmp_path):
     journal = Journal(str(tmp_path / "report.json.partial"), "validation")
     Path(journal.path).write_text("[1]\n")
@@ -109,6 +108,7 @@ def test_a_journal_that_cannot_be_gone_on_with_is_not_said_to_be_kept(tmp_path):
     assert str(refused.value).endswith("delete it and leave --resume out to begin anew")
 
 
+@pytest.mark.slow
 def test_limits_decide_the_exit_code_of_a_run(report):
     """The run of the fixture kept to its limits; a prediction without any error is none."""
     assert "passed  regret" in report[1] and "FAILED" not in report[1]

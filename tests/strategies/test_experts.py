@@ -339,6 +339,19 @@ def test_the_first_forward_and_the_last_backward_pass_exchange_alone(overlap_gra
     assert lone == kernels_that_wait(WHOLE, "none")
 
 
+@pytest.mark.parametrize("schedule", ["zb-h1", "dualpipe"])
+def test_other_schedules_hide_the_exchanges_of_passes_that_reduce_gradients_too(schedule):
+    """What travels between replicas does not change what hides exchanges of tokens."""
+    strategy = replace(WHOLE, overlaps_experts=True, overlap_grad_reduce=True, schedule=schedule)
+    pipeline = plan_of(strategy, MIXTURE, JOB, data=8, pipeline=2, expert=8).pipeline
+    assert pipeline.sync is not pipeline.first and not pipeline.alone
+    sync, usual = (
+        [op.name for op in operations(stage.forward) if op.name.startswith("forward.")]
+        for stage in (pipeline.sync, pipeline.first)
+    )
+    assert sync == usual and usual.index("forward.combine") < usual.index("forward.norm1")
+
+
 def test_a_backward_pass_that_runs_alone_forms_gradients_of_weights_beside_an_exchange():
     """Only those of experts, which nothing else needs (--delay-wgrad-compute)."""
     strategy = replace(WHOLE, overlaps_experts=True)
