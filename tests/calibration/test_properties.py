@@ -76,7 +76,7 @@ def shapes_of(machine):
 def test_every_level_and_kind_is_recovered(cluster, noise, seed):
     machine, n_ranks = cluster
     points = measured(machine, n_ranks, noise, np.random.default_rng(seed))
-    found = fitted_levels(shapes_of(machine), points)
+    found = fitted_levels(shapes_of(machine), points, machine.ranks_per_node)
     for i, (level, true) in enumerate(zip(found, machine.links, strict=True)):
         for kind in ("all_reduce", "all_gather"):
             # A ring across a boundary passes those inside it too; the slowest one is seen.
@@ -110,7 +110,7 @@ def test_sharing_is_measured_not_assumed():
         for nbytes in SIZES:
             seconds = 2 * 2 * 1e-5 + 2 * 3 / 4 * nbytes / each
             points.append(LinkPoint("all_reduce", 8, 4, n_rings, True, nbytes, seconds))
-    (level,) = fitted_levels([LevelShape("inter-node", 8)], points)
+    (level,) = fitted_levels([LevelShape("inter-node", 8)], points, ranks_per_node=8)
     assert level.bandwidth_bytes_per_s.value == pytest.approx(100e9, rel=1e-3)
     assert level.latency_seconds.value == pytest.approx(1e-5, rel=1e-3)
     found = replace(machine, links=(machine.links[0], level))
@@ -130,14 +130,33 @@ def test_all_reduces_over_two_whole_nodes_do_not_make_links_faster_than_they_are
         LinkPoint("all_reduce", 1, 8, 1, True, nbytes, float(t))
         for nbytes, t in zip(SIZES, seconds, strict=True)
     ]
-    (level,) = fitted_levels([LevelShape("inter-node", 4)], points)
+    (level,) = fitted_levels([LevelShape("inter-node", 4)], points, ranks_per_node=4)
     assert level.bandwidth_bytes_per_s.value == pytest.approx(80e9, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("units", "size"), [((1, 2), 4), ((1, 4, 8), 16)], ids=["packages of a node", "pods of nodes"]
+)
+def test_all_reduces_over_two_units_that_are_no_nodes_are_fitted_as_they_are_priced(units, size):
+    """Trees join nodes: large messages over two packages or two pods of two nodes run on rings."""
+    n_levels, sizes = len(units), [2**power for power in range(24, 31)]
+    bandwidths = (*[1e15] * (n_levels - 1), 80e9)
+    machine = machine_of(units=units, bandwidths=bandwidths, latencies=(1e-6,) * n_levels)
+    seconds = group_seconds(machine, "all_reduce", 1, size, sizes)
+    points = [
+        LinkPoint("all_reduce", 1, size, 1, True, nbytes, float(t))
+        for nbytes, t in zip(sizes, seconds, strict=True)
+    ]
+    (level,) = fitted_levels([shapes_of(machine)[-1]], points, machine.ranks_per_node)
+    assert level.bandwidth_bytes_per_s.value == pytest.approx(80e9, rel=0.01)
 
 
 def test_a_level_that_nothing_crosses_is_named():
     points = [LinkPoint("all_reduce", 1, 2, 1, True, nbytes, 1e-3) for nbytes in SIZES]
     with pytest.raises(InputError, match="'inter-node' was not measured"):
-        fitted_levels([LevelShape("intra-node", 1), LevelShape("inter-node", 2)], points)
+        fitted_levels(
+            [LevelShape("intra-node", 1), LevelShape("inter-node", 2)], points, ranks_per_node=2
+        )
 
 
 def test_a_kind_that_was_not_measured_keeps_what_the_profile_said():

@@ -73,7 +73,7 @@ def test_a_quick_calibration_of_many_ranks_keeps_what_fills_units():
     # Every level has groups all of whose hops are its own.
     points = [LinkPoint("all_reduce", *astuple(g), n, 1e-3 * n) for g in choices for n in (8, 64)]
     shapes = [LevelShape(f"level {unit}", unit) for unit in (1, 2, 8)]
-    assert len(fitted_levels(shapes, points)) == 3
+    assert len(fitted_levels(shapes, points, ranks_per_node=8)) == 3
 
 
 def test_messages_grow_as_far_as_memory_allows():

@@ -145,13 +145,13 @@ def test_calibrated_nodes_have_the_steps_of_their_hops():
         for nbytes in HOP_BYTES
     ]
     shapes = [LevelShape("intra-node", 1), LevelShape("inter-node", 8)]
-    inner, outer = fitted_levels(shapes, [*rings_inside(), *across])
+    inner, outer = fitted_levels(shapes, [*rings_inside(), *across], ranks_per_node=8)
     assert inner.hop_steps.points == fitted_hop_steps(rings_inside())
     assert outer.hop_steps is None
 
 
 def test_one_node_alone_has_no_ring_that_leaves_it():
-    (level,) = fitted_levels([LevelShape("intra-node", 1)], rings_inside())
+    (level,) = fitted_levels([LevelShape("intra-node", 1)], rings_inside(), ranks_per_node=8)
     assert level.ring_steps is not None
     assert level.hop_steps is None
 

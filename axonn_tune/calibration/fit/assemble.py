@@ -118,7 +118,7 @@ def with_link_points(machine: Machine, points: Sequence[LinkPoint]) -> Machine:
         unit = shapes[index].unit_ranks
         if measured := points_of_level(unit, outer_unit, points):
             with suppress(InputError):
-                fitted = fitted_level(shapes[index], outer_unit, all_points)
+                fitted = fitted_level(shapes[index], outer_unit, all_points, machine.ranks_per_node)
                 levels[index] = _with_unmeasured(fitted, levels[index], measured)
             # Inside a node, new groups and those of the profile may have been timed on different
             # switches, and tell no step together.
@@ -228,7 +228,7 @@ def _with_links(machine: Machine, cluster: MeasuredCluster) -> Machine:
     fitted = replace(
         machine,
         ranks_per_node=cluster.n_per_node,
-        links=tuple(fitted_levels(shapes, cluster.link_points)),
+        links=tuple(fitted_levels(shapes, cluster.link_points, cluster.n_per_node)),
         link_points=cluster.link_points,
         ring_bandwidths=(),
         kernels=kernels,

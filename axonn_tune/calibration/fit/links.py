@@ -66,7 +66,9 @@ class _FittedLine:
     bandwidth_spread: float
 
 
-def fitted_levels(shapes: Sequence[LevelShape], points: Sequence[LinkPoint]) -> list[LinkLevel]:
+def fitted_levels(
+    shapes: Sequence[LevelShape], points: Sequence[LinkPoint], ranks_per_node: int
+) -> list[LinkLevel]:
     """Fit the levels, innermost first, each to the groups whose hops are all its own.
 
     Raises
@@ -75,14 +77,15 @@ def fitted_levels(shapes: Sequence[LevelShape], points: Sequence[LinkPoint]) -> 
         No group crosses a level, or each was measured with one size of message only.
     """
     outer_units = outer_unit_ranks(shapes)
-    return [
-        with_hop_steps(with_steps(fitted_level(shape, outer, points), outer, points), outer, points)
-        for shape, outer in zip(shapes, outer_units, strict=True)
-    ]
+    levels = []
+    for shape, outer in zip(shapes, outer_units, strict=True):
+        level = fitted_level(shape, outer, points, ranks_per_node)
+        levels.append(with_hop_steps(with_steps(level, outer, points), outer, points))
+    return levels
 
 
 def fitted_level(
-    shape: LevelShape, outer_unit: int | None, points: Sequence[LinkPoint]
+    shape: LevelShape, outer_unit: int | None, points: Sequence[LinkPoint], ranks_per_node: int
 ) -> LinkLevel:
     """Fit one level.
 
@@ -93,6 +96,8 @@ def fitted_level(
     ----------
     outer_unit : int or None
         Number of ranks of the unit in which the level lies; None for the outermost level.
+    ranks_per_node : int
+        Number of ranks in a node; trees join nodes, and no other units.
 
     Raises
     ------
@@ -100,7 +105,8 @@ def fitted_level(
         No group crosses the level, or each was measured with one size of message only.
     """
     level_points = points_of_level(shape.unit_ranks, outer_unit, points)
-    lines = _fitted_lines(shape.unit_ranks, outer_unit, level_points)
+    joins_nodes = shape.unit_ranks == ranks_per_node
+    lines = _fitted_lines(shape.unit_ranks, outer_unit, joins_nodes, level_points)
     if not lines:
         inside = f"inside units of {outer_unit}" if outer_unit else "across all ranks"
         raise InputError(
@@ -206,7 +212,7 @@ def hops(kind: str, n_units: int) -> float:
 
 
 def _fitted_lines(
-    unit_ranks: int, outer_unit: int | None, points: Sequence[LinkPoint]
+    unit_ranks: int, outer_unit: int | None, joins_nodes: bool, points: Sequence[LinkPoint]
 ) -> list[_FittedLine]:
     groups: dict[tuple[str, int, int, int, bool], list[LinkPoint]] = defaultdict(list)
     for p in points:
@@ -216,9 +222,9 @@ def _fitted_lines(
         if len({p.nbytes for p in members}) < 2:
             continue
         # Where several ranks of a group share a unit, the hops inside it are short and left out.
-        # Between two units, the outermost, their all-reduce runs on trees.
+        # Over two nodes with several ranks each, an all-reduce runs on trees.
         n_units = size if stride >= unit_ranks else stride * size // unit_ranks
-        on_trees = kind == "all_reduce" and n_units == 2 < size and outer_unit is None
+        on_trees = kind == "all_reduce" and n_units == 2 < size and joins_nodes
         passes = tree_passes(n_units) if on_trees else moved_fraction(kind, size)
         work = [float(p.nbytes / tree_share(p.nbytes)) if on_trees else p.nbytes for p in members]
         fit = fit_affine(work, [p.seconds for p in members])
