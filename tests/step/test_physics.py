@@ -21,7 +21,7 @@ from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.memory import memory_bytes
 from axonn_tune.strategies.axonn4d import AXONN
 
-SLACK = 1 + 1e-9
+SLACK = 1 + 1e-6
 
 
 def step_seconds(world, **job_changes):
