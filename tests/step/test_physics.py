@@ -21,7 +21,7 @@ from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.step.memory import memory_bytes
 from axonn_tune.strategies.axonn4d import AXONN
 
-SLACK = 1 + 1e-6
+SLACK = 1 + 1e-9
 
 
 def step_seconds(world, **job_changes):
@@ -74,18 +74,15 @@ def buffer_bytes(plan, table, row):
     return summed, others
 
 
-def least_units(stride, size, n_ranks, unit_ranks, larger_ranks):
-    """The least number of units, but more than one, of a group in a larger unit, or in all."""
+def least_units(stride, size, n_ranks, unit_ranks, larger):
+    """The least number of units, but more than one, that a group has in one larger unit."""
     numbers = []
     for block in range(0, n_ranks, stride * size):
         for first in range(block, block + stride):
-            ranks = [first + i * stride for i in range(size)]
-            inside = Counter(
-                unit // larger_ranks for unit in {r // unit_ranks * unit_ranks for r in ranks}
-            )
-            in_all = len({rank // unit_ranks for rank in ranks})
-            numbers += [number for number in (*inside.values(), in_all) if number > 1]
-    return min(numbers, default=1)
+            units = {(first + i * stride) // unit_ranks * unit_ranks for i in range(size)}
+            for larger_ranks in larger:
+                numbers += Counter(unit // larger_ranks for unit in units).values()
+    return min((number for number in numbers if number > 1), default=1)
 
 
 def rings_by_unit(stride, size, n_ranks, unit_ranks):
@@ -109,13 +106,13 @@ def boundary_seconds(world):
         sizes = table.placements.sizes[:, placement]
         n_ranks = int(sizes.prod())
         summed, others = buffer_bytes(plan, table, row)
-        larger = [level.unit_ranks for level in machine.links[1:]]
-        for level, larger_ranks in zip(machine.links, [*larger, n_ranks], strict=True):
+        unit_ranks = [*(level.unit_ranks for level in machine.links), n_ranks]
+        for index, level in enumerate(machine.links):
             carried = 0.0
             for axis, stride, size in zip(AXES, strides, sizes, strict=True):
                 group = stride, size, n_ranks, level.unit_ranks
                 # Trees send less than a ring where they join few units.
-                passes = 2 * (1 - 1 / least_units(*group, max(larger_ranks, level.unit_ranks)))
+                passes = 2 * (1 - 1 / least_units(*group, unit_ranks[index + 1 :]))
                 sent = passes * summed[axis] + (1 - 1 / size) * others[axis]
                 carried = carried + sent * rings_by_unit(*group)
             busiest = float(np.max(carried)) / level.bandwidth_bytes_per_s.value
