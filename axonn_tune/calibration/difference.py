@@ -83,7 +83,7 @@ class SlowRank:
 
 @dataclass(frozen=True)
 class Difference:
-    """All comparisons, those that differ first, and what else differs.
+    """Holds all comparisons, those that differ first, and what else differs.
 
     Parameters
     ----------

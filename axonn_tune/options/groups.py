@@ -303,7 +303,7 @@ class MemoryOptions(TypedDict, total=False):
 class JobOptions(
     BatchOptions, TuningOptions, ExecutionOptions, MemoryOptions, SwitchOptions, total=False
 ):
-    """All options that do not choose a strategy or its layouts."""
+    """Joins all options that do not choose a strategy or its layouts."""
 
 
 class ComparisonOptions(TypedDict, total=False):
@@ -381,7 +381,7 @@ class RankingOptions(ConfigurationsOptions, total=False):
 
 
 class SearchOptions(JobOptions, LayoutOptions, RankingOptions, ComparisonOptions, total=False):
-    """All options of a search."""
+    """Joins all options of a search."""
 
 
 class ProgressOptions(TypedDict, total=False):

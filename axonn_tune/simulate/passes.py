@@ -135,6 +135,9 @@ def passes_of(
             for each, usual in zip(beside, first, strict=True)
         ]
     sync_seconds = sum(additional, start=np.zeros(shape))
+    alone = durations
+    if pipeline.alone:
+        alone = _durations(pipeline, pipeline.alone, play, shape)
     work = _work(plan, play)
     transfer_seconds = np.broadcast_to(price(pipeline.transfer), shape)
     passes = Passes(
@@ -144,7 +147,7 @@ def passes_of(
         pipeline.places,
         np.rint(plan.n_microsteps).astype(np.int64),
         durations,
-        _durations(pipeline, pipeline.alone or pipeline.stages, play, shape),
+        alone,
         np.where(pipeline.sends_beside, 0.0, transfer_seconds),
         np.where(pipeline.sends_beside, transfer_seconds, 0.0),
         sync_seconds,

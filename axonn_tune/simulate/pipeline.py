@@ -185,7 +185,7 @@ class _Shape:
 
     @property
     def micro_of_state(self) -> int:
-        """Of how many micro-batches the latest ends determine all that comes later.
+        """The number of micro-batches whose latest ends determine all that comes later.
 
         With virtual stages, the forward passes of a round alternate with backward passes of the
         round before and of the one before that.
@@ -482,8 +482,8 @@ def pipeline_seconds(
         Further time until the neighbour has the result of a pass, for which the rank does not wait
         while its forward and backward passes alternate; none without virtual stages.
     alone : array, shape (kinds, C)
-        Durations of passes of the warm-up and of the drain with virtual stages, which are no
-        shorter than those of all others; by default the same.
+        Durations of passes of the warm-up and of the drain with virtual stages; by default those
+        of all others.
 
     Returns
     -------

@@ -102,7 +102,7 @@ class Cluster:
 
     @property
     def units(self) -> tuple[Unit, ...]:
-        """All units of all levels, innermost level first."""
+        """The units of all levels, those of the innermost level first."""
         odd_rates = {(odd.level, odd.unit): odd.bandwidth_bytes_per_s for odd in self.odd_units}
         return tuple(
             Unit(i, index, odd_rates.get((level.name, index), level.bandwidth_bytes_per_s))

@@ -518,7 +518,7 @@ class Pipeline:
 
     @property
     def stages(self) -> tuple[Stage, ...]:
-        """All different virtual stages."""
+        """The virtual stages that differ."""
         return (self.first, self.middle, self.last, *self.others)
 
     @property

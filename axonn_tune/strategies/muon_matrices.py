@@ -156,13 +156,13 @@ class Matrices:
 
     @property
     def dense(self) -> tuple[Matrix, ...]:
-        """All kinds but those of routed experts."""
+        """The kinds of all matrices except those of routed experts."""
         beside = (*self.router, *self.positions, *self.module)
         return (*self.attention, *self.mlp, *self.shared, *beside)
 
     @property
     def all(self) -> tuple[Matrix, ...]:
-        """All kinds."""
+        """The kinds of all matrices."""
         return (*self.dense, *self.experts)
 
     def places_of(self, kinds: Sequence[Matrix]) -> tuple[int, ...]:

@@ -106,7 +106,7 @@ class LinearShape(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Shapes:
-    """All sizes that follow from a model, a job and how a strategy splits tokens and widths.
+    """Holds all sizes that follow from a model, a job and how a strategy splits tokens and widths.
 
     Attributes
     ----------

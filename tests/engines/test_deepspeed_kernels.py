@@ -8,8 +8,9 @@ import pytest
 from build import number, operations
 from engines.deepspeed_cases import ELEMENT_BYTES, GPT, LLAMA, VECTOR_ELEMENTS, WIDE, Case
 from engines.deepspeed_on_cpu import recorded_deepspeed, started
+from engines.traffic import Copies
 from runtime.ranks import on_ranks
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from axonn_tune.spec.plan import MemoryBound
 
@@ -28,32 +29,13 @@ CASES = [
 ]
 
 
-class Copies(TorchDispatchMode):
-    """Counts the bytes that kernels move that copy, cast, join and divide tensors."""
-
-    names = ("copy_", "_to_copy", "cat", "div_")
-
-    def __init__(self):
-        super().__init__()
-        self.nbytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if name in self.names:
-            source = args[1] if name == "copy_" else args[0]
-            of_source = out.element_size() if name == "cat" else source.element_size()
-            self.nbytes += out.numel() * (of_source + out.element_size())
-        return out
-
-
 @contextmanager
 def counted(owner, name, moved, kind):
     """Count the bytes that a function of a class or module moves."""
     function = getattr(owner, name)
 
     def counting(*args, **kwargs):
-        with Copies() as copies:
+        with Copies("cat", "div_") as copies:
             result = function(*args, **kwargs)
         moved[kind] += copies.nbytes
         return result

@@ -196,7 +196,7 @@ class Group:
 def test_gathered_columns_of_an_adapter_are_joined_and_their_gradient_parted(
     layer, width, monkeypatch
 ):
-    """Of the forward pass the bytes that the message itself writes are not those of a kernel."""
+    """In the forward pass the bytes that the message itself writes are not those of a kernel."""
     from megatron.core.tensor_parallel import mappings
 
     monkeypatch.setattr(torch.cuda, "current_device", lambda: "meta")

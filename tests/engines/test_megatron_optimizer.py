@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from engines.traffic import Copies
 
 from axonn_tune.io.presets import load_engine
 from axonn_tune.spec.job import Job
@@ -16,22 +16,6 @@ pytest.importorskip("megatron.core")
 # Importing the package warns of what it deprecates, and of packages that it does without.
 pytestmark = pytest.mark.filterwarnings("ignore")
 N_WEIGHTS = 4096
-
-
-class Copies(TorchDispatchMode):
-    """Counts the bytes that copies into another tensor, or into another type, read and write."""
-
-    def __init__(self):
-        super().__init__()
-        self.nbytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if name in ("_to_copy", "copy_"):
-            source = args[0] if name == "_to_copy" else args[1]
-            self.nbytes += source.nbytes + out.nbytes
-        return out
 
 
 def copied_by(method, gradient_type):

@@ -50,6 +50,27 @@ class Traffic(TorchDispatchMode):
         return out
 
 
+class Copies(TorchDispatchMode):
+    """Counts the bytes that copies into another tensor, or into another type, read and write.
+
+    Kernels of `others`, which join or divide tensors, count with them.
+    """
+
+    def __init__(self, *others):
+        super().__init__()
+        self.nbytes = 0
+        self._names = ("copy_", "_to_copy", *others)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in self._names:
+            source = args[1] if name == "copy_" else args[0]
+            of_source = out.element_size() if name == "cat" else source.element_size()
+            self.nbytes += out.numel() * (of_source + out.element_size())
+        return out
+
+
 def tensors(tree):
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 

@@ -18,7 +18,7 @@ PAIRS = [row["tensor"] == "2" for row in ROWS]
 
 @pytest.fixture(scope="module")
 def predicted():
-    """All runs, each with its prediction."""
+    """Return all runs, each with its prediction."""
     runs = list(kempnerforge(ROWS, Loaders(load_model, load_machine, load_engine)))
     return list(zip(runs, predict_runs(runs), strict=True))
 

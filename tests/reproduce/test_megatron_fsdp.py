@@ -17,7 +17,7 @@ ROWS = load_published("megatron_fsdp")
 
 @pytest.fixture(scope="module")
 def predicted():
-    """All rows, each with its run and its prediction."""
+    """Return all rows, each with its run and its prediction."""
     runs = list(megatron_fsdp(ROWS, Loaders(load_model, load_machine, load_engine)))
     return list(zip(ROWS, runs, predict_runs(runs), strict=True))
 

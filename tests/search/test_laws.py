@@ -196,7 +196,7 @@ def test_nothing_fits_says_from_how_many_gpus_it_would():
     ],
 )
 def test_the_nearest_counts_lie_on_both_sides(wanted, counts):
-    """Within 1023 of ten."""
+    """Counts within 1023 of ten are found."""
     assert list(nearest_counts(10, lambda n: n in wanted)) == counts
 
 

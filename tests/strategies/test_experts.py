@@ -353,7 +353,7 @@ def test_other_schedules_hide_the_exchanges_of_passes_that_reduce_gradients_too(
 
 
 def test_a_backward_pass_that_runs_alone_forms_gradients_of_weights_beside_an_exchange():
-    """Only those of experts, which nothing else needs (--delay-wgrad-compute)."""
+    """They are those of experts, which nothing else needs (--delay-wgrad-compute)."""
     strategy = replace(WHOLE, overlaps_experts=True)
     plan = plan_of(strategy, MIXTURE, JOB, data=16, expert=8)
 

@@ -38,7 +38,7 @@ def test_what_is_gathered_again(hidden_size, again):
 
 
 def test_without_gathers_ahead_the_distance_decides():
-    """Of 8192, proj comes again after up and down in both passes, which are 16 h^2 or 1.07e9."""
+    """With 8192, proj comes again after up and down in both passes, which are 16 h^2 or 1.07e9."""
     rules = replace(DEFAULTS, prefetch_elements=0.0)
     assert fetches(8192, rules).again_elements == 4 * 8192**2
     assert fetches(8192, replace(rules, reuse_elements=2e9)) == BackwardFetches()

@@ -81,19 +81,24 @@ def test_results_travel_beside_the_passes(n_virtual, one_queue, options, sizes, 
         assert number(plan.pipeline.sends_beside) == (is_beside and overlaps)
 
 
-def test_transfers_are_hidden_on_blackwell_and_not_on_hopper():
-    """Megatron-LM demands one queue of Hopper where tensors are split."""
+def steps_of_70b(fact, layout):
+    """Steps of Llama 3 70B on Hopper and Blackwell, with a fact of the program and without it."""
     steps = {}
     for machine in ("dgx-h100", "dgx-b200"):
         options = {**MEGATRON, "machine": machine, "global_batch": 64, "virtual_stages": 4}
         search = build_search("llama3-70b", 64, **options)
-        for overlaps in (True, False):
-            program = replace(search.scenario.strategy.engine.megatron, overlaps_transfers=overlaps)
+        for holds in (True, False):
+            program = replace(search.scenario.strategy.engine.megatron, **{fact: holds})
             engine = replace(search.scenario.strategy.engine, megatron=program)
             strategy = replace(search.scenario.strategy, engine=engine)
             of_engine = replace(search, scenario=replace(search.scenario, strategy=strategy))
-            best = best_of_layout(of_engine, "tensor=8,data=2,pipeline=4")
-            steps[machine, overlaps] = best.step_seconds
+            steps[machine, holds] = best_of_layout(of_engine, layout).step_seconds
+    return steps
+
+
+def test_transfers_are_hidden_on_blackwell_and_not_on_hopper():
+    """Megatron-LM demands one queue of Hopper where tensors are split."""
+    steps = steps_of_70b("overlaps_transfers", "tensor=8,data=2,pipeline=4")
     assert steps["dgx-h100", True] == steps["dgx-h100", False]
     assert 0.9 < steps["dgx-b200", True] / steps["dgx-b200", False] < 0.999
 
@@ -159,17 +164,7 @@ def test_one_launch_of_all_buckets_runs_beside_the_passes(n_stages, n_virtual):
 
 def test_coalesced_buckets_shorten_steps_only_in_one_queue():
     """An exchange beside the passes takes less of the step than one at its end, but something."""
-    steps = {}
-    for machine in ("dgx-h100", "dgx-b200"):
-        options = {**MEGATRON, "machine": machine, "global_batch": 64, "virtual_stages": 4}
-        search = build_search("llama3-70b", 64, **options)
-        for coalesces in (True, False):
-            program = replace(search.scenario.strategy.engine.megatron, coalesces_buckets=coalesces)
-            engine = replace(search.scenario.strategy.engine, megatron=program)
-            strategy = replace(search.scenario.strategy, engine=engine)
-            of_engine = replace(search, scenario=replace(search.scenario, strategy=strategy))
-            best = best_of_layout(of_engine, "tensor=4,data=4,pipeline=4")
-            steps[machine, coalesces] = best.step_seconds
+    steps = steps_of_70b("coalesces_buckets", "tensor=4,data=4,pipeline=4")
     assert steps["dgx-b200", True] == steps["dgx-b200", False]
     assert 0.8 < steps["dgx-h100", True] / steps["dgx-h100", False] < 0.999
 

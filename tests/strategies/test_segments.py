@@ -59,7 +59,7 @@ def nanotron(global_batch, micro_batch=1, sharded=False, n_kv_heads=32, **sizes)
     ],
 )
 def test_what_was_reserved_without_tensor_parallelism_is_met(micro_batch, sizes, measured_gib):
-    """All of these numbers are of the Ultra-Scale Playbook; nothing is fitted to them."""
+    """These numbers are of the Ultra-Scale Playbook; nothing is fitted to them."""
     held_gib = first_stage_bytes(nanotron(256, micro_batch, **sizes)) / GIB
     assert held_gib == pytest.approx(measured_gib, rel=0.02)
 
