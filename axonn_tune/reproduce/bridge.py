@@ -46,7 +46,7 @@ _FP32_ROUTERS = ("deepseek-v3", "kimi-k2")
 # recipes/kimi/kimi_k2.py and fp8_param_gather of scripts/performance/configs/kimi/
 # kimi_llm_pretrain.py, v0.3.1 to v0.5.0).
 _WITH_MUON = ("kimi-k2",)
-_ENGINES = {"yes": "megatron-core-graphs", "no": "megatron-core"}
+_ENGINES = {"yes": "megatron-core-graphs", "parts": "megatron-core", "no": "megatron-core"}
 
 
 def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
@@ -92,7 +92,16 @@ def _as_recipe(engine: Engine, row: Row) -> Engine:
     program = replace(
         engine.megatron, low_attention=is_low, fp32_router=is_exact, pads_shares=pads_shares
     )
-    return with_fused_loss(replace(engine, megatron=program))
+    engine = with_fused_loss(replace(engine, megatron=program))
+    return with_graphs_of_parts(engine) if row["graphs"] == "parts" else engine
+
+
+def with_graphs_of_parts(engine: Engine) -> Engine:
+    """Return an engine that records CUDA graphs of parts of a layer.
+
+    What its host issues in a layer that is paired with another one is less, but not known.
+    """
+    return replace(engine, megatron=replace(engine.megatron, combined_issues=None))
 
 
 def layout_search(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from axonn_tune.reproduce.bridge import layout_search
+from axonn_tune.reproduce.bridge import layout_search, with_graphs_of_parts
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, numbers, with_fused_loss
 from axonn_tune.spec.precision import FULL
 
@@ -21,14 +21,17 @@ def model_zoo(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     source = "yanring/Megatron-MoE-ModelZoo (MIT)"
     for row in rows:
         machine = machines[row["machine"]]
-        assumed = ("network", "software") if row["graphs"] else ("network",)
-        paper = Paper("Megatron-MoE-ModelZoo", source, machine, "table", assumed)
+        has_graphs = bool(row["graphs"])
+        assumed = ("network", "software") if has_graphs else ("network",)
+        # The operations that the host issues to pair layers are fitted to the one such step.
+        is_fitted = row["overlaps"] == "yes" and not has_graphs
+        paper = Paper("Megatron-MoE-ModelZoo", source, machine, "table", assumed, is_fitted)
         is_low = row["precision"] != FULL
         search = layout_search(
             row,
             model,
             machine,
-            engine,
+            with_graphs_of_parts(engine) if has_graphs else engine,
             # sbatch_benchmarking.sh: --fp8-param-gather, --exp-avg-dtype and --exp-avg-sq-dtype.
             low_weights=is_low,
             moments="bf16" if is_low else "fp32",

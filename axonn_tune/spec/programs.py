@@ -199,6 +199,10 @@ class MegatronProgram(SharedFacts):
         products, the head's included, instead of equal numbers of layers.
     overlaps_experts
         Whether tokens travel to and from experts while another micro-batch computes.
+    combined_issues
+        Number of operations that the host issues in addition in each pass of a layer whose tokens
+        travel while another micro-batch computes: it then runs both passes piece by piece
+        (Megatron-LM at d98e8a64, core/pipeline_parallel/utils.py, ScheduleNode). None for none.
     overlaps_tensor
         Whether tokens travel within the tensor group while the products that read or form them run.
     experts_at_once
@@ -278,6 +282,7 @@ class MegatronProgram(SharedFacts):
     reruns_attention: bool = False
     balances_stages: bool = False
     overlaps_experts: bool = False
+    combined_issues: Quantity | None = None
     overlaps_tensor: bool = False
     experts_at_once: int = 4
     orders_heads: bool = False

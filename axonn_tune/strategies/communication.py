@@ -198,6 +198,11 @@ class Communication:
         return False
 
     @property
+    def combined_issues(self) -> float:
+        """The number of operations that the host issues in a layer to pair it with another one."""
+        return 0.0
+
+    @property
     def delays_expert_gradients(self) -> bool:
         """Whether the gradients of experts' weights are formed while those of tokens travel."""
         return False

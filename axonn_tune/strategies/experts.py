@@ -362,9 +362,9 @@ class Mixture:
         score_bytes = 2.0 * FP32_BYTES * tokens * n_columns
         if chain != BACKWARD:
             host.gemm(names.gemm(owner), tokens, n_columns, width, "NN")
-            host.memory_bound(names.of_layer(chain, "choice"), score_bytes, "routing")
+            self._choose(host, chain, score_bytes, "routing")
             return
-        host.memory_bound(names.of_layer(chain, "choice"), score_bytes, "routing_backward")
+        self._choose(host, chain, score_bytes, "routing_backward")
         self._cast_router(host, f"{owner}.to_fp32", (tokens + n_columns) * width)
         host.gemm(names.gemm_input(owner), tokens, width, n_columns, "NT", self._router_format)
         if shapes.job.trains_weights:
@@ -372,6 +372,15 @@ class Mixture:
             host.gemm(name, width, n_columns, tokens, "TN", self._router_format)
         self._cast_router(host, f"{owner}.from_fp32", (tokens + n_columns) * width)
         host.memory_bound(names.input_gradient(owner), 3.0 * self.sizes.own_bytes, "add")
+
+    def _choose(self, host: HostProgram, chain: str, nbytes: Size, kernel: str) -> None:
+        """Choose the top-k experts, or form the gradients of this, in a kernel.
+
+        What the host issues to pair the layer with one of another micro-batch counts here.
+        """
+        extra = 0.0 if chain == RECOMPUTE else self.communication.combined_issues
+        n_issues = 1.0 + extra if extra else None
+        host.memory_bound(names.of_layer(chain, "choice"), nbytes, kernel, n_issues=n_issues)
 
     @property
     def _router_format(self) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from axonn_tune.spec import names
 from axonn_tune.spec.candidates import distinct
+from axonn_tune.spec.facts import value_or
 from axonn_tune.spec.job import MUON, Overlap
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE
 from axonn_tune.spec.names import (
@@ -229,6 +230,12 @@ class MegatronCommunication(SequenceParallel):
     def pairs_micro_batches(self) -> bool:
         """Whether exchanges of experts run beside the computation of another micro-batch."""
         return self.options.overlaps_experts and not self.runs_alone
+
+    @property
+    def combined_issues(self) -> float:
+        """The number of operations that the host issues in a layer to pair it with another one."""
+        program = self.options.engine.megatron
+        return value_or(program.combined_issues, 0.0) if self.pairs_micro_batches else 0.0
 
     @property
     def delays_expert_gradients(self) -> bool:
