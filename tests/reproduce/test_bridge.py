@@ -40,19 +40,19 @@ def errors(predictions):
 
 
 @pytest.mark.parametrize(
-    ("kind", "graphs", "n_rows", "most"),
+    ("kind", "has_graph", "n_rows", "most"),
     [
-        ("dense", "yes", 3, 0.06),
-        ("dense", "no", 51, 0.06),
-        ("experts", "yes", 20, 0.08),
-        ("experts", "no", 87, 0.075),
+        ("dense", True, 3, 0.06),
+        ("dense", False, 51, 0.06),
+        ("experts", True, 20, 0.08),
+        ("experts", False, 87, 0.05),
     ],
 )
-def test_steps_are_met_within_what_the_page_says(errors, kind, graphs, n_rows, most):
+def test_steps_are_met_within_what_the_page_says(errors, kind, has_graph, n_rows, most):
     of_kind = [
         error
         for row, error in errors
-        if (row["expert"] == "1") == (kind == "dense") and row["graphs"] == graphs
+        if (row["expert"] == "1") == (kind == "dense") and (row["graphs"] == "yes") == has_graph
     ]
     assert len(of_kind) == n_rows
     assert np.mean(np.abs(of_kind)) < most
@@ -81,10 +81,10 @@ def test_steps_of_experts_that_nothing_was_fitted_to_are_met(errors, fitted):
     others = [
         error
         for (row, error), is_fitted in zip(errors, fitted, strict=True)
-        if row["expert"] != "1" and row["graphs"] == "no" and not is_fitted
+        if row["expert"] != "1" and row["graphs"] != "yes" and not is_fitted
     ]
     assert len(others) == 82
-    assert np.mean(np.abs(others)) < 0.08
+    assert np.mean(np.abs(others)) < 0.05
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_steps_of_experts_that_nothing_was_fitted_to_are_met(errors, fitted):
     [
         ("llama3-405b", 32, 0.075),
         ("kimi-k2", 4, 0.04),
-        ("qwen3-235b-a22b", 24, 0.12),
+        ("qwen3-235b-a22b", 24, 0.04),
         ("gpt-oss-120b", 25, 0.06),
     ],
 )
@@ -144,6 +144,17 @@ def test_kernels_that_are_not_fused_explain_gpt_oss_on_h100(errors):
     ]
     assert len(on_h100) == 4
     assert max(map(abs, on_h100)) < 0.055
+
+
+def test_steps_that_pair_layers_without_graphs_are_met_by_a_number_fitted_to_another_table(errors):
+    """Model Zoo's step in bf16 tells what the host issues to pair layers (H100, B300 in 8 bits)."""
+    of_paired = [
+        error
+        for row, error in errors
+        if row["overlaps"] == "yes" and row["graphs"] == "no" and row["model"] == "qwen3-235b-a22b"
+    ]
+    assert len(of_paired) == 6
+    assert max(map(abs, of_paired)) < 0.08
 
 
 def test_a_graph_of_a_whole_iteration_is_faster_than_its_release_before(errors):

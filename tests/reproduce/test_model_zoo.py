@@ -1,4 +1,4 @@
-"""Megatron-MoE-ModelZoo measured a mixture of experts; nothing is fitted to its steps."""
+"""Megatron-MoE-ModelZoo measured a mixture of experts; one number is fitted to one of its steps."""
 
 import numpy as np
 import pytest
@@ -49,11 +49,17 @@ def test_steps_whose_exchange_is_exposed_are_met(errors):
     assert np.mean(np.abs(of_exposed)) < 0.08
 
 
-def test_steps_whose_exchange_is_hidden_are_predicted_too_fast(errors):
+def test_the_step_whose_layers_are_paired_without_graphs_is_the_fitted_one(errors):
+    """The operations that the host issues to pair two layers are fitted to it alone."""
+    of_paired = [error for row, error in errors if row["overlaps"] == "yes" and not row["graphs"]]
+    assert of_paired == [pytest.approx(0.0, abs=0.005)]
+
+
+def test_steps_with_graphs_of_parts_whose_exchange_is_hidden_are_predicted_too_fast(errors):
     """The page states this miss; who finds the term that is missing may turn this test around."""
-    of_hidden = [error for row, error in errors if row["overlaps"] == "yes"]
-    assert len(of_hidden) == 4
-    assert all(-0.27 < error < 0.0 for error in of_hidden)
+    of_hidden = [error for row, error in errors if row["overlaps"] == "yes" and row["graphs"]]
+    assert len(of_hidden) == 3
+    assert all(-0.2 < error < 0.0 for error in of_hidden)
 
 
 def test_tensor_messages_overlap_in_bf16_once_the_script_asks_for_it():

@@ -18,6 +18,7 @@ from axonn_tune.spec.engine import Engine, MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, GroupedGemm, MemoryBound
+from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
 from axonn_tune.strategies.megatron3d import Megatron3D
@@ -461,6 +462,28 @@ def test_the_host_takes_a_time_of_its_own_for_forward_products_of_experts():
     slow, microstep = host_seconds_of(3.0, 5.0, 2.0)
     n_forward = sum(op.mode == "NN" for op in of_kind(operations(microstep), GroupedGemm))
     assert slow - usual == approx(4 * n_forward * (2.0 * 5.0 - 3.0))
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_the_host_issues_more_where_it_pairs_layers_of_two_micro_batches(recompute):
+    """Both passes of each layer do, but the first forward and the last backward pass run alone."""
+    program = MegatronProgram(combined_issues=quantity(10.0))
+    usual = replace(WHOLE, overlaps_experts=True)
+    paired = replace(usual, engine=Engine(megatron=program))
+    sizes = {"data": 8, "pipeline": 2, "expert": 2}
+
+    def issues_of(strategy, *, alone):
+        plan = plan_of(strategy, MIXTURE, JOB, 1, recompute, 2, **sizes)
+        stages = plan.pipeline.alone if alone else plan.pipeline.stages
+        of_pass = [host_seconds(p.phases, plan.candidates, 1.0)[0] for p in stages[1].passes]
+        return np.array(of_pass)
+
+    n_layers = MIXTURE.n_layers / 4
+    more = issues_of(paired, alone=False) - issues_of(usual, alone=False)
+    assert more == approx([10.0 * n_layers] * 2)
+    assert issues_of(paired, alone=True) == approx(issues_of(usual, alone=True))
+    without = replace(paired, overlaps_experts=False)
+    assert issues_of(without, alone=False) == approx(issues_of(WHOLE, alone=False))
 
 
 @pytest.mark.parametrize(("precision", "n_issues"), [("fp8-current", 2.0), ("mxfp8", 1.0)])
