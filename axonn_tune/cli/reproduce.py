@@ -27,7 +27,7 @@ def command(plot: str | None, quiet: bool, output_format: str, output: str | Non
       axonn-tune reproduce --format track-records --output axonn_tune/reproduce/track_records.csv
     """
     from axonn_tune.cli.output import as_csv, check_plot, emit, emit_as, save_plot
-    from axonn_tune.io.package_data import load_published
+    from axonn_tune.io.package_data import load_published, note_on_validation
     from axonn_tune.io.presets import (
         list_engines,
         list_machines,
@@ -57,5 +57,6 @@ def command(plot: str | None, quiet: bool, output_format: str, output: str | Non
             reproduction,
             [load_machine(name) for name in list_machines()],
             [load_engine(name) for name in list_engines()],
+            note_on_validation,
         ),
     )

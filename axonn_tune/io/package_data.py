@@ -1,4 +1,4 @@
-"""Read files that ship inside the package: page, published tables, programs, templates."""
+"""Read files that ship inside the package: page, published tables, notes, programs, templates."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _PAGE_FOLDER = _PACKAGE / "report" / "web"
 _PROGRAM_FOLDER = _PACKAGE / "job_scripts" / "programs"
 _TEMPLATE_FOLDER = _PACKAGE / "io" / "templates"
 _TABLE_FOLDER = _PACKAGE / "reproduce" / "published"
+_NOTE_FOLDER = _PACKAGE / "reproduce" / "notes"
 _TRACK_RECORDS = _PACKAGE / "reproduce" / "track_records.csv"
 # The page loads the plotting libraries in this order.
 _PLOTTING_LIBRARIES = ("d3.min.js", "plot.umd.min.js")
@@ -42,6 +43,11 @@ def template(noun: str) -> str:
 def load_published(name: str) -> list[dict[str, str]]:
     """Return the rows of a table of published results; lines that start with # are comments."""
     return list(csv_reader(_TABLE_FOLDER / f"{name}.csv"))
+
+
+def note_on_validation(name: str) -> str:
+    """Return the prose that docs/validation.md has below a heading."""
+    return read_text(_NOTE_FOLDER / f"{name}.md").rstrip()
 
 
 def training_program(name: str) -> str:

@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 from scipy.stats import spearmanr
 
-from axonn_tune.io.package_data import load_published, load_track_records
+from axonn_tune.io.package_data import load_published, load_track_records, note_on_validation
 from axonn_tune.io.presets import (
     list_engines,
     list_machines,
@@ -60,7 +60,7 @@ def test_validation_page_is_up_to_date(reproduction):
     page = ROOT / "docs" / "validation.md"
     machines = [load_machine(name) for name in list_machines()]
     engines = [load_engine(name) for name in list_engines()]
-    written = reproduction_markdown(reproduction, machines, engines)
+    written = reproduction_markdown(reproduction, machines, engines, note_on_validation)
     assert written.rstrip() == page.read_text().rstrip(), (
         "run: axonn-tune reproduce --format markdown --output docs/validation.md"
     )
