@@ -79,6 +79,17 @@ def test_steps_on_up_to_256_gpus_are_met(predicted):
     assert max(map(abs, errors)) < 0.13
 
 
+@pytest.mark.parametrize(("gpus", "largest"), [("512", 0.07), ("1024", 0.19)])
+def test_steps_over_racks_of_gb200_are_met(predicted, gpus, largest):
+    """They were 11 and 23 % too short when a ring was taken to fill the adapters of a rack."""
+    ((row, seconds),) = [
+        (row, seconds)
+        for row, seconds in predicted
+        if row["machine"] == "gb200-nvl72-64" and row["gpus"] == gpus
+    ]
+    assert seconds == pytest.approx(float(row["step_seconds"]), rel=largest)
+
+
 def test_steps_of_two_sequences_on_a_gpu_are_met(predicted):
     """They are the longest, in which what stands outside the kernels matters least.
 
