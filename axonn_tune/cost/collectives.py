@@ -127,8 +127,8 @@ def collective_seconds(
     tree_s_per_byte : array, shape (C,)
         Time for which each byte of the buffer occupies the busiest link of a tree, up and down.
     stepped_ring_seconds, stepped_tree_seconds : arrays, shape (C,), optional
-        Time of one call once around the ring, and once up the tree, by measured steps; NaN where
-        there are none.
+        Time of one call once around the ring, and up and down the tree, by measured steps; NaN
+        where there are none.
 
     Returns
     -------
@@ -143,7 +143,7 @@ def collective_seconds(
     if kind != "all_reduce":
         return once_around
     on_busiest_link = np.asarray(nbytes) * tree_s_per_byte
-    stepped = np.maximum(2.0 * n_calls * stepped_tree_seconds, on_busiest_link)
+    stepped = np.maximum(n_calls * stepped_tree_seconds, on_busiest_link)
     at_its_share = on_busiest_link / tree_share(call_bytes(nbytes, n_calls))
     up_and_down = _either(stepped, 2.0 * n_calls * tree_seconds + at_its_share)
     return np.minimum(2.0 * once_around, up_and_down) * (n_ranks > 1)
