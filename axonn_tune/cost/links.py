@@ -202,6 +202,8 @@ class KindLinks:
         Latency of a way up, or down, a binary tree.
     tree_s_per_byte
         Time for which each byte of the buffer occupies the busiest link of a tree, up and down.
+    least_tree_s_per_byte
+        Time that the library expects for each byte of a large buffer on a tree at least.
     curve
         Index of the measured curve that replaces the others, -1 where there is none.
     curves
@@ -218,6 +220,7 @@ class KindLinks:
     ring_seconds: Array
     tree_seconds: Array
     tree_s_per_byte: Array
+    least_tree_s_per_byte: Array
     curve: Ints
     curves: tuple[Curve, ...]
     ring: SteppedLinks
@@ -232,6 +235,7 @@ class KindLinks:
             self.ring_seconds[rows],
             self.tree_seconds[rows],
             self.tree_s_per_byte[rows],
+            self.least_tree_s_per_byte[rows],
             self.curve[rows],
             self.curves,
             self.ring.take(rows),
@@ -329,6 +333,7 @@ def axis_links(
     """
     ways = _ways(machine, stride, size, n_ranks)
     in_node = ways.level < machine.node_level
+    least_tree_s_per_byte = _least_tree_s_per_byte(machine, ways)
     kinds = {}
     for kind in KINDS:
         bandwidth, bounding_level = _bandwidth(machine, kind, ways, sent_once)
@@ -350,6 +355,7 @@ def axis_links(
             ring_seconds,
             tree_seconds,
             tree_s_per_byte,
+            least_tree_s_per_byte,
             curve=curve,
             curves=curves,
             ring=SteppedLinks(n_steps, ring_seconds, ways.n_sharing, *ring_curves),
@@ -662,6 +668,17 @@ def _tree_s_per_byte(
     for link, rings, passes in zip(machine.links, ways.crossing, tree_passes, strict=True):
         occupied = passes / ring_share(link, kind, rings)
         seconds = np.where(rings > 0, np.maximum(seconds, occupied), seconds)
+    return seconds
+
+
+def _least_tree_s_per_byte(machine: Machine, ways: _Ways) -> Array:
+    """Return how long the library expects a byte of a buffer on a tree to take at least, (P,)."""
+    seconds = np.zeros(ways.size.shape)
+    for link, rings, n_units in zip(machine.links, ways.crossing, ways.n_units, strict=True):
+        if (limits := link.tree_limits) is not None:
+            two, more = limits.two_units_bytes_per_s, limits.more_units_bytes_per_s
+            limit = np.where(n_units > 2, more.value, two.value)
+            seconds = np.maximum(seconds, np.where(n_units > 1, 2.0 * rings / limit, 0.0))
     return seconds
 
 
