@@ -134,6 +134,22 @@ def test_all_reduces_over_two_whole_nodes_do_not_make_links_faster_than_they_are
     assert level.bandwidth_bytes_per_s.value == pytest.approx(80e9, rel=0.05)
 
 
+@pytest.mark.parametrize("name", ["a100-800g", "a100-400g"])
+def test_all_reduces_over_two_nodes_tell_the_network_on_rings_and_on_trees(name):
+    """NCCL takes rings over A100 nodes with four fast NICs, and trees over those with slow ones."""
+    machine = load_machine(name)
+    network = machine.links[1]
+    points = [
+        LinkPoint(kind, 1, 16, 1, True, nbytes, float(t))
+        for kind in ("all_reduce", "all_gather")
+        for nbytes in (2**power for power in range(24, 31))
+        for t in group_seconds(machine, kind, 1, 16, nbytes)
+    ]
+    (level,) = fitted_levels([LevelShape(network.name, 8)], points, machine.ranks_per_node)
+    stated = network.bandwidth_bytes_per_s.value
+    assert level.bandwidth_bytes_per_s.value == pytest.approx(stated, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("units", "size"), [((1, 2), 4), ((1, 4, 8), 16)], ids=["packages of a node", "pods of nodes"]
 )
