@@ -307,7 +307,7 @@ def _durations(
     transfer_seconds: Array,
     beside_seconds: Array,
     alone: Array,
-    handover_seconds: tuple[float, float],
+    handover_seconds: tuple[float, float] = NO_HANDOVER,
 ) -> Array:
     """Return the durations of passes and of hand-overs, shape (3 kinds + 1 + kinds of these, C).
 
