@@ -64,8 +64,9 @@ def with_handovers(orders: Sequence[Ints], n_micro: int) -> tuple[list[Ints], Ha
         is_forward = direction == FORWARD
         # A hand-over has the number of its micro-batch; that of a gradient alone comes after all.
         item = np.where(is_forward, micro, n_micro + micro)
-        follows = np.where(is_forward, rank < n_stages - 1, False)
-        precedes = np.where(is_forward, rank > 0, False)
+        follows = is_forward & (rank < n_stages - 1)
+        precedes = is_forward & (rank > 0)
+        # A gradient passes with the micro-batch that comes as many later as the warm-up has passes.
         if rank < n_stages - 1:
             precedes |= ~is_forward & (micro + warmup[rank] >= n_micro)
         if rank > 0:

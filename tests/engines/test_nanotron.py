@@ -378,7 +378,9 @@ def two_stages_seconds(engine, n_micro):
     strategy = megatron_of(engine, n_virtual=(1,))
     model = llama(n_layers=8, hidden_size=1024, n_heads=8, vocab_size=32000, seq_len=2048)
     scenario = Scenario(model, Job(2, n_micro, 2048), load_machine("aws-p5-2024"), strategy)
-    return predict(scenario, Configuration(layout_of(strategy, pipeline=2), micro_batch=1)).step_seconds
+    return predict(
+        scenario, Configuration(layout_of(strategy, pipeline=2), micro_batch=1)
+    ).step_seconds
 
 
 @pytest.mark.parametrize("n_micro", [1, 2, 50])
