@@ -26,20 +26,24 @@ _SLEEPING_SECONDS = 2 * 2 * 0.1
 # With so many tensor ranks no run is awake to be compared with: its slots are about as long with 4
 # or 8 stages as with 2, as those of runs that slept. Without sleep they are half as long.
 _ALWAYS_SLEEPING_RANKS = 32
+_SLEEPING_REVISION = "nanotron-2024-12"
 
 
 def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield measured steps; the profile describes the machine on which they ran.
 
     The steps of 1B on up to 16 nodes are those on which the engine's times of the host were
-    fitted. Runs that slept between their stages are set apart, and their hosts wait for each
-    message, as in the revision that sleeps. Only rank 0, which is in the first stage, wrote down
+    fitted. Which revision of the engine made a run is not stated. Runs with stages on 64 nodes or
+    with 32 tensor ranks are assumed to be of one that sleeps, as all but two of them seem to be.
+    Other runs that slept between their stages are set apart, and their hosts wait for each message,
+    as in that revision. Only rank 0, which is in the first stage, wrote down
     its memory (nanotron 67c5ebb6, helpers.py, write_to_csv): what its allocator has reserved at the
     end of the third step (trainer.py, train_step_logs). What it has allocated would not depend on
     the micro-batch, since each step resets the peak after its passes (logging.py, log_memory).
     """
     engine = loaders.engine("nanotron")
-    waiting = _with_waiting_hosts(engine)
+    sleeping = loaders.engine(_SLEEPING_REVISION)
+    waiting = replace(engine, memory=sleeping.memory)
     machine = loaders.machine("aws-p5-2024")
     paper = Paper("nanotron", "Ultra-Scale Playbook of Hugging Face (Apache-2.0)", machine)
     fitting = replace(paper, is_fitted=True)
@@ -53,11 +57,15 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             "step_seconds": float(row["step_seconds"]),
             "first_stage_gib": float(row["memory_gib"]),
         }
-        search = _search(row, machine, waiting if has_slept else engine)
+        sleeps = _is_assumed_to_sleep(row)
+        is_set_apart = has_slept and not sleeps
+        used = sleeping if sleeps else waiting if is_set_apart else engine
+        search = _search(row, machine, used)
         run = (fitting if is_fitted else paper).run(
             f"{row['model']}, {nodes}", subject, search, published
         )
-        yield replace(run, is_set_apart=has_slept)
+        assumed = ("software",) if sleeps else ()
+        yield replace(run, assumed=assumed, is_set_apart=is_set_apart)
 
 
 def slept(rows: Sequence[Row]) -> list[bool]:
@@ -94,10 +102,10 @@ def _least_seconds(row: Row, group: Iterable[Row]) -> float:
     )
 
 
-def _with_waiting_hosts(engine: Engine) -> Engine:
-    """Return the engine whose hosts wait until each message between stages has passed."""
-    memory = replace(engine.memory, awaits_messages=True, finished_passes=None)
-    return replace(engine, memory=memory)
+def _is_assumed_to_sleep(row: Row) -> bool:
+    """Return whether a run is of a kind that the sleeping revision is assumed to have made."""
+    has_many_ranks = int(row["tensor"]) == _ALWAYS_SLEEPING_RANKS
+    return _has_stages(row) and (has_many_ranks or _is_scattering(row))
 
 
 def _is_scattering(row: Row) -> bool:

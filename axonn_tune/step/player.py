@@ -336,4 +336,5 @@ class Player:
         held, beside = (0.0, transfer) if sends_beside else (transfer, 0.0)
         shape = (self.n_stages, self._n_virtual, n_micro)
         places = pipeline.schedule, pipeline.places
-        return passes(*shape, seconds[0], held, *places, beside, seconds[1]), parts
+        handover = pipeline.handover_seconds
+        return passes(*shape, seconds[0], held, *places, beside, seconds[1], handover), parts

@@ -249,12 +249,16 @@ class Megatron3D:
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
         """Return which candidates have virtual stages and micro-batches for their schedule.
 
-        Stages that are balanced by their products have no virtual stages.
+        Stages that are balanced by their products have no virtual stages. Hosts that sleep over
+        their messages do so in the order of 1F1B without virtual stages.
         """
         is_plain = table.n_stages > 1 and table.common_n_virtual == 1
         if is_plain and self._needs_virtual_stages:
             return np.zeros(len(table), dtype=bool)
         if self.engine.megatron.balances_stages and table.common_n_virtual > 1:
+            return np.zeros(len(table), dtype=bool)
+        sleeps = table.is_pipelined and any(self.engine.megatron.handover_seconds)
+        if sleeps and (self.schedule != ONE_F_ONE_B or table.common_n_virtual > 1):
             return np.zeros(len(table), dtype=bool)
         layout = layers_of_stages(self.stage_layout)
         has_stages = admits_virtual(model, job, table, layout)

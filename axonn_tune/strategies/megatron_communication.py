@@ -305,6 +305,11 @@ class MegatronCommunication(SequenceParallel):
         return self.shapes.stream_bytes / self.shapes.table.size("tensor")
 
     @property
+    def handover_seconds(self) -> tuple[float, float]:
+        """How long stages sleep over the messages that announce tensors to each other."""
+        return self.options.engine.megatron.handover_seconds
+
+    @property
     def _scatters_transfers(self) -> bool:
         """Whether each rank of a tensor group sends a part of what all of them hold."""
         return self.options.engine.megatron.scatters_transfers
