@@ -15,6 +15,16 @@ from axonn_tune.spec.plan import Attention, Collective
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
 
+# A layout of 64 GPUs for each of these strategies.
+LAYOUTS_OF_64 = {
+    "axonn": "1x4x8x2",
+    "axonn-pipeline": "1x2x2x4x4",
+    "megatron": "tensor=4,data=4,pipeline=4",
+    "zero3": "shard=16,replica=4",
+    "zeropp": "secondary=4,across=16",
+    "zero-topo": "weights=8,gradients=2,states=4",
+}
+
 
 def number(value):
     """The first entry of a size."""
