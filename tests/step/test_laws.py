@@ -24,9 +24,10 @@ from build import (
 from worlds import BY_MATRIX, SMALL_BUCKETS, machine_of, quantity
 
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.links import Steps
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, Gemm
-from axonn_tune.spec.points import LinkPoint
+from axonn_tune.spec.points import LinkPoint, StepPoint
 from axonn_tune.spec.resources import resources
 from axonn_tune.step.explain import explain
 from axonn_tune.step.player import Player
@@ -181,6 +182,19 @@ def test_the_rate_of_a_measured_collective_is_what_its_rings_carried():
                 assert op.rate_per_s == pytest.approx(moved / per_issue)
                 between = np.interp(op.nbytes, sizes, seconds)
                 assert per_issue == pytest.approx(between)
+
+
+def test_the_rate_of_measured_steps_is_what_their_ring_carried():
+    points = (StepPoint("", 0, 2.0**10, 1e-4), StepPoint("", 0, 2.0**26, 2e-2))
+    inner, outer = machine_of().links
+    outer = replace(outer, ring_steps=Steps("measured", "made up", points))
+    machine = replace(machine_of(), links=(inner, outer))
+    search = search_of(MODEL, replace(JOB, n_gpus=16), machine, AXONN, recomputes=("none",))
+    explained = explain(prediction_of(search, layout_of(AXONN, z=16)), with_sensitivities=False)
+    of_rings = [op for op in explained.operations if op.axis and op.kind != "all_reduce"]
+    assert {op.kind for op in of_rings} == {"all_gather", "reduce_scatter"}
+    for op in of_rings:
+        assert op.rate_per_s == pytest.approx(15 / 16 * op.nbytes / op.seconds_per_call)
 
 
 def test_rates_of_kernels_are_flops_and_bytes_over_their_time():
