@@ -56,7 +56,7 @@ def emit_as(
     output: str | None,
     *,
     table: Callable[[], str],
-    json: Callable[[], Any] | None = None,
+    json: Callable[[], Any],
     yaml: Callable[[], Any] | None = None,
     csv: Callable[[], list[dict[str, Any]]] | None = None,
     markdown: Callable[[], str] | None = None,
@@ -72,7 +72,7 @@ def emit_as(
     csv : callable
         Returns the records.
     """
-    if output_format == "json" and json is not None:
+    if output_format == "json":
         text = as_json(json())
     elif output_format == "yaml" and yaml is not None:
         from axonn_tune.io.yaml_files import dump_yaml
