@@ -151,6 +151,16 @@ def save_plot(path: str | None, draw: Callable[[], Any]) -> None:
         write_bytes(path, figure_bytes(draw(), path))
 
 
+def say_profile_is_written(path: str) -> None:
+    """Name the profile that a command has written, and the command that reads it."""
+    import shlex
+
+    click.echo(
+        f"\nWritten to {path}. Next: axonn-tune suggest --machine {shlex.quote(path)} "
+        "--gpus ... --model ..."
+    )
+
+
 def as_json(document: Any, compact: bool = False) -> str:
     """Return JSON without NaN, indented for people or compact."""
     import json
