@@ -81,7 +81,6 @@ BELOW = {
     },
     "cli": {
         "",
-        "learning",
         "errors",
         "units",
         "spec",

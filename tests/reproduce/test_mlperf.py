@@ -5,12 +5,11 @@ from itertools import takewhile
 
 import numpy as np
 import pytest
+from reproduced import LOADERS
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.nemo import mlperf
 from axonn_tune.reproduce.results import predict_runs
-from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.spec import names
 from axonn_tune.spec.plan import Part
 from axonn_tune.step.player import Player
@@ -29,7 +28,7 @@ def is_8b_on_blackwell(row):
 def predictions_of(is_wanted):
     """The rows that are wanted and their predictions."""
     rows = list(filter(is_wanted, load_published("mlperf")))
-    runs = list(mlperf(rows, Loaders(load_model, load_machine, load_engine)))
+    runs = list(mlperf(rows, LOADERS))
     return [*zip(rows, predict_runs(runs), strict=True)]
 
 

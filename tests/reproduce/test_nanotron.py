@@ -2,21 +2,19 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from reproduced import LOADERS, words_of_page
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.comparison import grouped
 from axonn_tune.reproduce.nanotron import nanotron, slept
 from axonn_tune.reproduce.results import relative_error
-from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.reproduce.steps import group_errors, time_runs
 from axonn_tune.step.predict import first_stage_bytes
 
-PAGE = (Path(__file__).parents[2] / "docs/validation.md").read_text()
+PAGE = words_of_page("validation.md")
 ROW = {
     "model": "1B",
     "gpus": "16",
@@ -88,12 +86,11 @@ def test_the_page_says_how_many_runs_slept_and_how_long(rows):
         of_rows = [row for row in of_rows if (row["pipeline"] == "2") is has_two]
         return np.median([slot_seconds(row) - least_seconds(row, rows) for row in of_rows])
 
-    text = " ".join(PAGE.split())
     of_two, of_more = (f"{seconds_lost(few, has_two):.2f}" for has_two in (True, False))
-    assert f"On up to 16 nodes {len(few)} runs took at least 0.4 s longer" in text
-    assert f"{of_two} s with two stages and {of_more} s with more" in text
+    assert f"On up to 16 nodes {len(few)} runs took at least 0.4 s longer" in PAGE
+    assert f"{of_two} s with two stages and {of_more} s with more" in PAGE
     of_two, of_more = (f"{seconds_lost(many, has_two):.2f}" for has_two in (True, False))
-    assert f"On 64 nodes {len(many)} runs did, by {of_two} and {of_more} s" in text
+    assert f"On 64 nodes {len(many)} runs did, by {of_two} and {of_more} s" in PAGE
 
 
 def test_nearly_all_runs_with_stages_on_64_nodes_slept(rows):
@@ -103,7 +100,7 @@ def test_nearly_all_runs_with_stages_on_64_nodes_slept(rows):
         if row["gpus"] == "512" and row["pipeline"] != "1" and row["tensor"] != "32"
     ]
     assert sum(has_slept) > 70
-    assert f"all but {has_slept.count(False)}." in " ".join(PAGE.split())
+    assert f"all but {has_slept.count(False)}." in PAGE
 
 
 def test_more_stages_shorten_slots_but_not_those_of_runs_that_slept(rows):
@@ -123,13 +120,12 @@ def test_more_stages_shorten_slots_but_not_those_of_runs_that_slept(rows):
         if few is not None:
             ratios[kind].append(seconds / few)
     median = {kind: f"{np.median(of_kind):.2f}" for kind, of_kind in ratios.items()}
-    text = " ".join(PAGE.split())
     n_of_32 = sum(kind == "of 32" for _, kind in staged)
-    assert f"the {n_of_32} runs of stages with 32 tensor ranks" in text
+    assert f"the {n_of_32} runs of stages with 32 tensor ranks" in PAGE
     assert (
-        f"{median['of 32']} of the time, as those of runs that slept ({median['asleep']})" in text
+        f"{median['of 32']} of the time, as those of runs that slept ({median['asleep']})" in PAGE
     )
-    assert f"and not {median['awake']} as the others" in text
+    assert f"and not {median['awake']} as the others" in PAGE
 
 
 @pytest.mark.parametrize(
@@ -190,9 +186,8 @@ def test_all_runs_ten_times_as_slow_as_their_twin_slept(rows, timed):
         for each, broken in zip(timed, is_broken, strict=True)
     ]
     kept = group_errors(judged)[1]
-    text = " ".join(PAGE.split())
-    assert f"all {sum(is_broken)} runs that took ten times as long" in text
-    assert f"alone, Spearman within jobs is {kept.job_spearman:.3f}" in text
+    assert f"all {sum(is_broken)} runs that took ten times as long" in PAGE
+    assert f"alone, Spearman within jobs is {kept.job_spearman:.3f}" in PAGE
 
 
 def test_groups_name_the_runs_that_no_rule_sets_apart(rows, timed):
@@ -236,9 +231,8 @@ def test_layouts_that_must_hold_the_same_were_measured_apart(rows):
     measured = [[float(row["memory_gib"]) for row in group] for group in groups if len(group) > 1]
     apart = max(max(group) / min(group) for group in measured) - 1.0
     from_median = [abs(gib / np.median(group) - 1.0) for group in measured for gib in group]
-    text = " ".join(PAGE.split())
-    assert f"were measured {100 * np.mean(from_median):.0f} % from their median" in text
-    assert f"up to {100 * apart:.0f} % apart" in text
+    assert f"were measured {100 * np.mean(from_median):.0f} % from their median" in PAGE
+    assert f"up to {100 * apart:.0f} % apart" in PAGE
 
 
 def test_the_page_says_what_the_allocator_holds_back(rows, timed):
@@ -254,12 +248,11 @@ def test_the_page_says_what_the_allocator_holds_back(rows, timed):
         errors["held"].append(error)
         errors["given"].append(abs(given_gib / float(row["memory_gib"]) - 1.0))
     median = {name: f"{100 * np.median(of_runs):.1f} %" for name, of_runs in errors.items()}
-    text = " ".join(PAGE.split())
-    assert f"the median error is {median['held']}, and {median['staged']} with stages" in text
-    assert f"the tensors it would be {median['given']} where there are no stages" in text
+    assert f"the median error is {median['held']}, and {median['staged']} with stages" in PAGE
+    assert f"the tensors it would be {median['given']} where there are no stages" in PAGE
     n_asleep = len(errors["asleep"])
-    assert f"it is {median['asleep']} for the {n_asleep} runs that slept" in text
-    assert f"and {median['awake']} for the others" in text
+    assert f"it is {median['asleep']} for the {n_asleep} runs that slept" in PAGE
+    assert f"and {median['awake']} for the others" in PAGE
 
 
 def first_stage_gib(prediction, finished_passes):
@@ -297,11 +290,10 @@ def test_two_finished_passes_are_fitted_to_the_small_model_and_met_by_the_large_
         of_model = {number: error for (name, number), error in errors.items() if name == model}
         assert min(of_model, key=of_model.get) == 2.0
     n_fitted = sum(row["model"] == "1B" for row, _ in awake)
-    text = " ".join(PAGE.split())
-    assert f"fitted to {n_fitted} runs of 1B, whose mean error is {errors['1B', 2.0]:.1f} %" in text
-    assert f"({errors['1B', None]:.1f} % without)" in text
-    assert f"of 8B are met within {errors['8B', 2.0]:.1f} % instead of" in text
-    assert f"instead of {errors['8B', None]:.1f} %" in text
+    assert f"fitted to {n_fitted} runs of 1B, whose mean error is {errors['1B', 2.0]:.1f} %" in PAGE
+    assert f"({errors['1B', None]:.1f} % without)" in PAGE
+    assert f"of 8B are met within {errors['8B', 2.0]:.1f} % instead of" in PAGE
+    assert f"instead of {errors['8B', None]:.1f} %" in PAGE
 
 
 def test_slow_runs_without_stages_hold_nearly_nothing_back(timed):
@@ -312,9 +304,8 @@ def test_slow_runs_without_stages_hold_nearly_nothing_back(timed):
         and each.prediction.layout.sizes["tensor"] > 1
         and each.measured_seconds > 1.5 * each.predicted_seconds
     ]
-    text = " ".join(PAGE.split())
-    assert f"are {len(slow)} runs that took more than 1.5 times as long as predicted" in text
-    assert f"are predicted {100 * np.mean(slow):.0f} % too full in the mean" in text
+    assert f"are {len(slow)} runs that took more than 1.5 times as long as predicted" in PAGE
+    assert f"are predicted {100 * np.mean(slow):.0f} % too full in the mean" in PAGE
 
 
 def layers_of_first_stage(row):
@@ -336,9 +327,8 @@ def test_hosts_of_many_stages_were_further_ahead_than_the_public_code_allows(row
         held.append((float(row["memory_gib"]) - beside) / tensor)
         of_two_passes.append(4 * layers_of_first_stage(row))
     more = np.greater(held, of_two_passes)
-    text = " ".join(PAGE.split())
-    assert f"of the {len(held)} runs with at least eight stages" in text
-    assert f"not set apart, {sum(more)} hold more, and the median is {np.median(held):.0f}:" in text
+    assert f"of the {len(held)} runs with at least eight stages" in PAGE
+    assert f"not set apart, {sum(more)} hold more, and the median is {np.median(held):.0f}:" in PAGE
 
 
 @pytest.mark.parametrize(("n_stages", "share"), [("2", 10), ("4", 5)])
@@ -360,7 +350,7 @@ def test_one_layout_was_measured_twice_and_apart(rows):
     fast, slow = sorted(tuple(float(row[name]) for name in measured) for row in twice)
     stated = f"twice: {fast[0]:.1f} s with {fast[1]} GiB, and {slow[0]:.1f} s with {slow[1]} GiB."
     assert twice[0]["model"] == "8B"
-    assert stated in " ".join(PAGE.split())
+    assert stated in PAGE
 
 
 def test_runs_on_nearly_full_gpus_were_slow(timed):
@@ -372,4 +362,4 @@ def test_runs_on_nearly_full_gpus_were_slow(timed):
         f"70 GiB or more took {min(ratios):.1f} to {max(ratios):.1f} times as long as predicted; "
         "five of them are set apart"
     )
-    assert stated in " ".join(PAGE.split())
+    assert stated in PAGE

@@ -88,7 +88,7 @@ def test_every_candidate_is_counted_once(search):
     assert verdicts == sorted(verdicts, reverse=True)
 
 
-def test_fixed_axes_and_largest_tensor_parallel_degree(search):
+def test_fixed_axes_and_largest_tensor_parallel_degree():
     fixed = rank_candidates(build_search("20b", 128, gz=4, gx=2)).top()
     assert {(p.layout.size("x"), p.layout.size("z")) for p in fixed} == {(2, 4)}
     small = rank_candidates(build_search("20b", 128, max_tp=32)).top()
@@ -253,7 +253,7 @@ def test_predict_refuses_an_illegal_grid():
         axonn_tune.predict("20b", 128, "1x128x1x1")
 
 
-def test_explanation_adds_up(ranking, search):
+def test_explanation_adds_up(ranking):
     own = ranking.prediction(len(ranking) // 2)
     parts = explain(own)
     kernels = sum(op.total_seconds for op in parts.operations if not op.axis)
@@ -267,7 +267,7 @@ def test_explanation_adds_up(ranking, search):
     assert own.allocated_bytes == pytest.approx(own.memory_bytes - not_tensors)
 
 
-def test_more_of_a_resource_never_costs_time(ranking, search):
+def test_more_of_a_resource_never_costs_time(ranking):
     parts = explain(ranking.prediction(5))
     assert all(s.saved_seconds >= -1e-9 for s in parts.sensitivities)
     assert parts.sensitivities[0].saved_seconds > 0
@@ -275,7 +275,7 @@ def test_more_of_a_resource_never_costs_time(ranking, search):
     assert saved == sorted(saved, reverse=True)
 
 
-def test_a_kernel_without_bytes_is_not_listed(search, ranking):
+def test_a_kernel_without_bytes_is_not_listed(search):
     """Without X no norm makes a pass for sums; with it all do."""
     for x in (1, 2):
         configuration = Configuration(grid_layout(x, 2, 8, 8 // x))

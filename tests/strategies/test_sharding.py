@@ -58,6 +58,17 @@ def moved_over(plan, axis, *parts):
     return moved
 
 
+def test_megatron_holds_whole_gradients_of_two_blocks_at_most():
+    """The last gradient of a block is formed when those of the block before have been reduced."""
+    held, sharded = (plan_of(megatron, TIED, JOB, data=16) for megatron in OF_MEGATRON[1:])
+    for plan, waits in ((held, False), (sharded, True)):
+        last_gradients = [
+            op for op in operations(plan.microstep) if op.name == "backward.qkv.gemm_weight"
+        ]
+        assert len(last_gradients) == TIED.n_layers
+        assert all(("gradient.block.reduce" in op.waits_for) == waits for op in last_gradients)
+
+
 # AxoNN's grid ------------------------------------------------------------------------------------
 
 

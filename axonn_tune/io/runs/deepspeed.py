@@ -10,6 +10,7 @@ import re
 
 from axonn_tune.io.runs.arguments import count, dotted_arguments, is_true
 from axonn_tune.io.runs.logged_run import NUMBER, LoggedRun, largest, logged_run
+from axonn_tune.units import GIB_BYTES
 
 _STEP = re.compile(
     r"(?:global_step=|\d+/)(\d+), RunningAvgSamplesPerSec=[\d.]+, CurrSamplesPerSec=" + NUMBER
@@ -44,7 +45,7 @@ def parse_deepspeed(text: str) -> LoggedRun:
         "micro_batch": count(arguments, "train_micro_batch_size_per_gpu"),
         "dtype": _dtype(arguments),
     }
-    return logged_run(text, facts, steps, memory_bytes=largest(_MAX_RESERVED, text) * 2**30)
+    return logged_run(text, facts, steps, memory_bytes=largest(_MAX_RESERVED, text) * GIB_BYTES)
 
 
 def _dtype(arguments: dict[str, str]) -> str | None:

@@ -19,6 +19,7 @@ from axonn_tune.io.runs.logged_run import (
     layout_text,
     logged_run,
 )
+from axonn_tune.units import GIB_BYTES
 
 _STEP = re.compile(
     r"step:\s*(\d+)\s[^\n]{0,200}?memory:\s*[\d.]+GiB[^\n]{0,40}?(?:tps|wps):\s*([\d,]+)"
@@ -67,7 +68,7 @@ def parse_torchtitan(text: str) -> LoggedRun:
         "recompute": _recompute(text),
     }
     return logged_run(
-        text, facts, steps, memory_bytes=largest(_MEMORY, text) * 2**30, sizes=_sizes(text)
+        text, facts, steps, memory_bytes=largest(_MEMORY, text) * GIB_BYTES, sizes=_sizes(text)
     )
 
 

@@ -516,9 +516,15 @@ def test_impossible_numbers_are_one_line(log, log_format, old, new):
         row_of(log(text.replace(old, new)))
 
 
-def test_a_log_of_nothing_known_is_refused(log):
+@pytest.mark.parametrize(
+    "text", ["epoch 1 loss 3\n", '{"loss": 3}\n', 'is "median_step_seconds"\n']
+)
+def test_a_log_of_nothing_known_is_refused(log, text):
     with pytest.raises(FileError, match="no log that is known; name one of run, launch, megatron"):
-        row_of(log("epoch 1 loss 3\n"))
+        row_of(log(text))
+
+
+def test_a_format_of_nothing_known_is_refused():
     with pytest.raises(FileError, match="no log is of the format 'megatrn'; did you mean"):
         row_of(LOGS / "megatron.log", log_format="megatrn")
 
