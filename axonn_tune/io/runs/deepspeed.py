@@ -12,7 +12,8 @@ from axonn_tune.io.runs.arguments import count, dotted_arguments, is_true
 from axonn_tune.io.runs.logged_run import NUMBER, LoggedRun, largest, logged_run
 
 _STEP = re.compile(
-    r"(?:global_step=|\d+/)(\d+), RunningAvgSamplesPerSec=[\d.]+, CurrSamplesPerSec=" + NUMBER
+    r"(?:global_step=|(?<!\d)\d+/)(\d+), RunningAvgSamplesPerSec=[\d.]+, CurrSamplesPerSec="
+    + NUMBER
 )
 # The strategy of each stage of ZeRO, and its axis; the engine's usual strategy needs no name.
 _STAGES = {"1": ("zero1", "data"), "2": ("zero2", "data"), "3": (None, "shard")}
