@@ -70,6 +70,17 @@ def _require_captured(job: Job, recompute: str) -> None:
 
 def _require_overlap(prediction: Prediction) -> None:
     """Raise InputError if exchanges of experts do not overlap (TransformerConfig)."""
+    job = prediction.scenario.job
+    if job.dtype == "fp32":
+        raise InputError(
+            "--overlaps-experts: Megatron-Core does not overlap in fp32; allowed: --dtype bf16 or "
+            "fp16, or --no-overlaps-experts"
+        )
+    if job.mtp_modules > 1:
+        raise InputError(
+            f"--overlaps-experts: Megatron-Core does not overlap with --mtp-modules "
+            f"{job.mtp_modules}; allowed: 0, 1, or --no-overlaps-experts"
+        )
     recompute = prediction.configuration.recompute
     if recompute.startswith("full") or "moe" in recomputed_modules(recompute):
         raise InputError(

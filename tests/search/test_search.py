@@ -165,6 +165,34 @@ def test_why_not_gives_the_rank_of_an_allowed_grid(search, ranking):
     assert "ranks 1 of" in why_not(search, best.layout)
 
 
+def test_why_not_names_the_modules_with_which_a_layout_was_not_tried():
+    """DeepSeek-V3 trained on this layout and recomputed these modules (arXiv 2412.19437)."""
+    layout = "tensor=1,context=1,data=128,pipeline=16,expert=64"
+    options = {"strategy": "megatron", "engine": "hai-llm", "precision": "fp8-block"}
+    options |= {"global_batch": 15360, "schedule": "dualpipe", "micro_batch": 1}
+    options["fix"] = {"tensor": 1, "context": 1, "pipeline": 16, "expert": 64}
+    searches = [
+        build_search("deepseek-v3", 2048, "h800", **options, recompute=recompute)
+        for recompute in ("auto", "selective:mla_up_proj,layernorm,moe_act", "full")
+    ]
+    told = [why_not(search, layout) for search in searches]
+    remark = "; --recompute selective:mla_up_proj,layernorm,moe_act was not tried"
+    assert [text.endswith(remark) for text in told] == [True, False, False]
+    automatic, modular, _ = (rank_candidates(search).step_seconds[0] for search in searches)
+    assert modular < 0.8 * automatic
+
+
+def test_why_not_leaves_out_modules_that_a_model_or_a_strategy_does_not_recompute():
+    given = {"machine": "dgx-h100", "global_batch": 512, "micro_batch": 1}
+    dense = build_search("llama3-70b", 128, strategy="megatron", fix={"tensor": 1}, **given)
+    assert dense.partial_recompute
+    assert "was not tried" not in why_not(dense, rank_candidates(dense).prediction(0).layout)
+    sharded = build_search("qwen3-30b-a3b", 64, strategy="zero3", fix={"expert": 8}, **given)
+    best = rank_candidates(sharded).prediction(0)
+    assert best.configuration.recompute != "none"
+    assert "was not tried" not in why_not(sharded, best.layout)
+
+
 # Errors ----------------------------------------------------------------------------------
 
 

@@ -13,7 +13,8 @@ from axonn_tune.io.runs.logged_run import NUMBER, LoggedRun, largest, logged_run
 from axonn_tune.units import GIB_BYTES
 
 _STEP = re.compile(
-    r"(?:global_step=|\d+/)(\d+), RunningAvgSamplesPerSec=[\d.]+, CurrSamplesPerSec=" + NUMBER
+    r"(?:global_step=|(?<!\d)\d+/)(\d+), RunningAvgSamplesPerSec=[\d.]+, CurrSamplesPerSec="
+    + NUMBER
 )
 # The strategy of each stage of ZeRO, and its axis; the engine's usual strategy needs no name.
 _STAGES = {"1": ("zero1", "data"), "2": ("zero2", "data"), "3": (None, "shard")}

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -562,3 +563,22 @@ def test_a_line_without_end_is_read_in_time(log, start):
     path = log("[titan] " + start * 20_000)
     (run,) = read_runs(path)
     assert run.step_seconds == ()
+
+
+@pytest.mark.parametrize("log_format", [None, *FORMATS])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "1" * 40_000,
+        "[titan] Building device mesh with parallelism: " + "a" * 40_000,
+        "[titan] Building llama3 8B with Arguments(" + "a" * 40_000 + ")",
+    ],
+)
+def test_a_long_line_is_read_once(log_format, line, tmp_path):
+    """40,000 digits took 90 s of processor time, when each of them began a match of its own."""
+    path = tmp_path / "log"
+    path.write_text(line)
+    start = time.process_time()
+    with suppress(FileError):
+        read_runs(path, log_format)
+    assert time.process_time() - start < 1.5
