@@ -27,7 +27,6 @@ ROW = {
     "step_seconds": "10.0",
 }
 N_MICROSTEPS = 128
-LOADERS = Loaders(load_model, load_machine, load_engine)
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +166,7 @@ def test_the_sleep_that_is_in_the_code_explains_the_runs_that_slept(rows, timed)
 def run_by(name, run):
     """The same run by another engine."""
     scenario = run.search.scenario
-    strategy = replace(scenario.strategy, engine=load_engine(name))
+    strategy = replace(scenario.strategy, engine=LOADERS.engine(name))
     return replace(run, search=replace(run.search, scenario=replace(scenario, strategy=strategy)))
 
 
@@ -258,7 +257,7 @@ def test_the_page_says_what_the_allocator_holds_back(rows, timed):
 def first_stage_gib(prediction, finished_passes):
     """Return the memory where another number of forward passes has finished."""
     scenario = prediction.scenario
-    engine = load_engine("nanotron")
+    engine = LOADERS.engine("nanotron")
     number = engine.memory.finished_passes
     number = None if finished_passes is None else replace(number, value=finished_passes)
     memory = replace(engine.memory, finished_passes=number)
