@@ -49,7 +49,7 @@ from axonn_tune.strategies.megatron_stage import (
     trained_parameters,
 )
 from axonn_tune.strategies.moved import host_activations, largest_moved, moved_by_layers
-from axonn_tune.strategies.muon import Owned, broken_muon_rules, owned_columns
+from axonn_tune.strategies.muon import broken_muon_rules, owned_matrices
 from axonn_tune.strategies.optimizer import States, host_copies, sharded_text, states_of
 from axonn_tune.strategies.pipeline import (
     admits_schedule,
@@ -528,7 +528,7 @@ class Megatron3D:
         }
         if job.optimizer != MUON:
             return terms
-        muon = Owned.of(model, owned_columns(shapes, self, layers, first, last))
+        muon = owned_matrices(shapes, self, layers, first, last)
         of_others = muon.others / self.n_sharing(shapes.table) * states.nbytes
         gathered = dense * job.element_bytes * (replicas > 1) * self.deals_matrices(job)
         return terms | muon.memory(shapes, terms, of_others, gathered, self.gradient_bytes(job))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from axonn_tune.spec import names
-from axonn_tune.spec.candidates import distinct
+from axonn_tune.spec.candidates import Ints, distinct
 from axonn_tune.spec.job import MUON, Overlap
 from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS, PIPELINE
 from axonn_tune.spec.names import (
@@ -27,7 +27,7 @@ from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import context_parallelism
 from axonn_tune.strategies.megatron_stage import module_layers, stored_matrices, trained_parameters
-from axonn_tune.strategies.muon import Owned, owned_columns, update_matrices
+from axonn_tune.strategies.muon import Owned, owned_matrices, update_matrices
 from axonn_tune.strategies.optimizer import clip_and_update
 from axonn_tune.strategies.parameters import stage_parameters
 from axonn_tune.strategies.pipeline import layers_of_stage
@@ -526,8 +526,14 @@ class MegatronCommunication(SequenceParallel):
         """The matrices of the first stage that Muon updates; None with another optimizer."""
         if self.shapes.job.optimizer != MUON:
             return None
-        columns = partial(owned_columns, self.shapes, self.options, first=True, last=self._has_head)
-        return Owned.of(self.shapes.model, self._of_first_stage(columns))
+        kinds, layers_of_kinds = self._first_stages
+        owned, *others = (
+            owned_matrices(self.shapes, self.options, layers, first=True, last=self._has_head)
+            for layers in layers_of_kinds
+        )
+        for number, of_kind in enumerate(others, start=1):
+            owned = of_kind.chosen(kinds == number, owned)
+        return owned
 
     # Once per micro-step and once per step -----------------------------------------------------
 
@@ -536,16 +542,24 @@ class MegatronCommunication(SequenceParallel):
 
         It stores most, since it has the embedding.
         """
-        shapes = self.shapes
-        table = shapes.table
-        result = np.zeros(len(table))
-        first_rows, kinds = distinct(table.stages, table.n_virtual)
-        for number, row in enumerate(first_rows.tolist()):
-            one = table.take(slice(row, row + 1))
-            layers = shapes.backward_layers(layers_of_stage(shapes, 0, one))
-            layers = [*layers, *module_layers(shapes, one.n_stages == 1)]
+        kinds, layers_of_kinds = self._first_stages
+        result = np.zeros(len(self.shapes.table))
+        for number, layers in enumerate(layers_of_kinds):
             result = np.where(kinds == number, quantity(layers), result)
         return result
+
+    @cached_property
+    def _first_stages(self) -> tuple[Ints, list[list[int]]]:
+        """The kind of each candidate's first stage, shape (C,), and the trained layers of each."""
+        shapes = self.shapes
+        table = shapes.table
+        first_rows, kinds = distinct(table.stages, table.n_virtual)
+        of_kinds = []
+        for row in first_rows.tolist():
+            one = table.take(slice(row, row + 1))
+            layers = shapes.backward_layers(layers_of_stage(shapes, 0, one))
+            of_kinds.append([*layers, *module_layers(shapes, one.n_stages == 1)])
+        return kinds, of_kinds
 
     @cached_property
     def _n_layers(self) -> Array:
