@@ -28,7 +28,7 @@ from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import context_parallelism
 from axonn_tune.strategies.megatron_stage import module_layers, stored_matrices, trained_parameters
 from axonn_tune.strategies.muon import Owned, owned_matrices, update_matrices
-from axonn_tune.strategies.optimizer import clip_and_update
+from axonn_tune.strategies.optimizer import Gradients, Optimizer, clip_and_update
 from axonn_tune.strategies.parameters import stage_parameters
 from axonn_tune.strategies.pipeline import layers_of_stage
 from axonn_tune.strategies.program import HostProgram
@@ -752,19 +752,20 @@ class MegatronCommunication(SequenceParallel):
         if muon is not None:
             owned = muon.others / self._n_sharing
             clipped = owned + muon.elements
-        updated = clip_and_update(
-            host,
-            self.shapes.job,
-            owned,
-            self._gradient_bytes,
-            norm_sums={names.norm_all_reduce(axis): axis for axis in ("tensor", PIPELINE)},
-            cleared=owned if options.shards_gradients else stored,
-            offload=options.engine.offload_in(self.shapes.job),
-            clipped=clipped,
-            states=options.states(self.shapes.job),
+        cleared = owned if options.shards_gradients else stored
+        optimizer = Optimizer(
+            options.states(self.shapes.job),
+            options.engine.offload_in(self.shapes.job),
             has_main_gradients=options.engine.megatron.has_main_gradients,
             n_tensors=self._n_launched,
             n_pieces=self._n_pieces,
+        )
+        updated = clip_and_update(
+            host,
+            self.shapes.job,
+            Gradients(owned, clipped, cleared, self._gradient_bytes),
+            {names.norm_all_reduce(axis): axis for axis in ("tensor", PIPELINE)},
+            optimizer,
         )
         if muon is not None:
             update_matrices(host, self.shapes, muon, self._gradient_bytes)
