@@ -15,10 +15,10 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Collective, MemoryBound
-from axonn_tune.strategies.axonn_communication import AxonnCommunication, gradients_awaited_by
+from axonn_tune.strategies.axonn.communication import AxonnCommunication, gradients_awaited_by
 from axonn_tune.strategies.communication import Communication
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.megatron_communication import MegatronCommunication
+from axonn_tune.strategies.megatron.communication import MegatronCommunication
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 from axonn_tune.strategies.optimizer import (
     Gradients,
     Optimizer,
@@ -28,8 +28,8 @@ from axonn_tune.strategies.optimizer import (
 )
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.transformer import Transformer
-from axonn_tune.strategies.zero import zeropp
-from axonn_tune.strategies.zero_communication import ZeroCommunication
+from axonn_tune.strategies.zero.communication import ZeroCommunication
+from axonn_tune.strategies.zero.zero import zeropp
 
 MODEL = Model("m", n_layers=4, hidden_size=256, n_heads=8, vocab_size=1024, seq_len=128)
 JOB = Job(16, 32, 128)
@@ -57,7 +57,7 @@ def test_a_strategy_keeps_the_signatures_of_the_seam(communication):
 
 def test_nothing_derives_from_the_transformer_and_it_names_no_strategy():
     folder = Path(axonn_tune.strategies.__file__).parent
-    for path in folder.glob("*.py"):
+    for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 assert "Transformer" not in {getattr(base, "id", "") for base in node.bases}

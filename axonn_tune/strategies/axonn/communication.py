@@ -13,7 +13,7 @@ from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Array, Size
 from axonn_tune.spec.programs import BUCKETS, WHOLE
-from axonn_tune.strategies.axonn_memory import (
+from axonn_tune.strategies.axonn.memory import (
     BACKWARD_ORDER,
     GRADIENT_BYTES,
     gathered_element_ratio,
@@ -28,7 +28,7 @@ from axonn_tune.strategies.pipeline import layers_of_stage
 from axonn_tune.strategies.program import HostProgram
 
 if TYPE_CHECKING:
-    from axonn_tune.strategies.axonn4d import Axonn4D
+    from axonn_tune.strategies.axonn.axonn4d import Axonn4D
 
 # Bytes of gradients that one data-parallel all-reduce carries: torch DDP's bucket_cap_mb default.
 BUCKET_BYTES = 25.0 * 2**20

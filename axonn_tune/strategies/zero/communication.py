@@ -13,8 +13,8 @@ from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size
 from axonn_tune.strategies.optimizer import Gradients, Optimizer, clip_and_update, states_of
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES
-from axonn_tune.strategies.units import GatherUnit, trained_share
-from axonn_tune.strategies.zero_gathers import ZeroGathers
+from axonn_tune.strategies.zero.gathers import ZeroGathers
+from axonn_tune.strategies.zero.units import GatherUnit, trained_share
 
 # Bytes of an element of quantised gradients, with the fp16 scale of each group of 2048 elements
 # (ZeRO++, section 3.3).

@@ -26,8 +26,8 @@ from axonn_tune.strategies.attention import copied_heads, ordered_heads
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import context_parallelism
-from axonn_tune.strategies.megatron_stage import module_layers, stored_matrices, trained_parameters
-from axonn_tune.strategies.muon import Owned, owned_matrices, update_matrices
+from axonn_tune.strategies.megatron.muon import Owned, owned_matrices, update_matrices
+from axonn_tune.strategies.megatron.stage import module_layers, stored_matrices, trained_parameters
 from axonn_tune.strategies.optimizer import Gradients, Optimizer, clip_and_update
 from axonn_tune.strategies.parameters import stage_parameters
 from axonn_tune.strategies.pipeline import layers_of_stage
@@ -36,7 +36,7 @@ from axonn_tune.strategies.sequence_parallel import SequenceParallel
 from axonn_tune.strategies.shapes import FP32_BYTES
 
 if TYPE_CHECKING:
-    from axonn_tune.strategies.megatron3d import Megatron3D
+    from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 _UPDATED_BLOCK = "weights.block.all_gather"
 _UPDATED_EXPERTS = "weights.experts.all_gather"

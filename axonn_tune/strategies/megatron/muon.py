@@ -27,21 +27,21 @@ from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, RepeatedGemm
 from axonn_tune.spec.schedule import DUALPIPE
-from axonn_tune.strategies.megatron_stage import trained_parameters
-from axonn_tune.strategies.muon_matrices import (
+from axonn_tune.strategies.megatron.muon_matrices import (
     NEWTON_SCHULZ_STEPS,
     Iterate,
     Matrices,
     Matrix,
     pieces_of,
 )
+from axonn_tune.strategies.megatron.owners import Piece, Shares, dealt, shared
+from axonn_tune.strategies.megatron.stage import trained_parameters
 from axonn_tune.strategies.optimizer import has_master_copy
-from axonn_tune.strategies.owners import Piece, Shares, dealt, shared
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 
 if TYPE_CHECKING:
-    from axonn_tune.strategies.megatron3d import Megatron3D
+    from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 # --muon-fp32-matmul-prec medium.
 _BF16_BYTES = 2.0
