@@ -19,6 +19,7 @@ from axonn_tune.strategies.axonn.communication import AxonnCommunication, gradie
 from axonn_tune.strategies.communication import Communication
 from axonn_tune.strategies.megatron.communication import MegatronCommunication
 from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.replicas import ReplicaCommunication
 from axonn_tune.strategies.optimizer import (
     Gradients,
     Optimizer,
@@ -29,11 +30,18 @@ from axonn_tune.strategies.optimizer import (
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.transformer import Transformer
 from axonn_tune.strategies.zero.communication import ZeroCommunication
+from axonn_tune.strategies.zero.gathers import ZeroGathers
 from axonn_tune.strategies.zero.zero import zeropp
 
 MODEL = Model("m", n_layers=4, hidden_size=256, n_heads=8, vocab_size=1024, seq_len=128)
 JOB = Job(16, 32, 128)
-COMMUNICATIONS = (AxonnCommunication, MegatronCommunication, ZeroCommunication)
+COMMUNICATIONS = (
+    AxonnCommunication,
+    MegatronCommunication,
+    ReplicaCommunication,
+    ZeroCommunication,
+    ZeroGathers,
+)
 
 
 def public(names):
