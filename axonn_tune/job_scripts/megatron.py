@@ -23,8 +23,8 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.context import context_axes
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.muon_matrices import NEWTON_SCHULZ_STEPS
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.muon_matrices import NEWTON_SCHULZ_STEPS
 from axonn_tune.strategies.pipeline import cut_layers
 
 PROGRAM = "Megatron-LM/pretrain_gpt.py"

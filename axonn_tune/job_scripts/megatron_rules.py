@@ -10,7 +10,7 @@ from axonn_tune.spec.job import ADAMW, ADEMAMIX, MUON, Job
 from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.recomputation import recomputed_modules
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 # --fp4-param-gather is not asked for.
 _LOW_WEIGHTS_UPDATED_ON_HOST = ("fp8-delayed", "nvfp4")

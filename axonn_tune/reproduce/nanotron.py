@@ -13,7 +13,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.megatron3d import megatron_of
+from axonn_tune.strategies.megatron.megatron3d import megatron_of
 
 _SEQ_LEN = 4096
 _VOCABULARY = 131072

@@ -17,7 +17,7 @@ from runtime.ranks import on_ranks
 from axonn_tune.io.presets import load_engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Collective
-from axonn_tune.strategies.zero import zero1, zero2
+from axonn_tune.strategies.zero.zero import zero1, zero2
 
 pytest.importorskip("deepspeed")
 

@@ -25,7 +25,7 @@ from axonn_tune.spec.plan import HostWork, MemoryBound
 from axonn_tune.spec.rehearsal import OtherKernel
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
-from axonn_tune.strategies.megatron3d import megatron_of
+from axonn_tune.strategies.megatron.megatron3d import megatron_of
 
 ENGINE = load_engine("nanotron")
 SLEEPING = load_engine("nanotron-2024-12")

@@ -8,7 +8,7 @@ from axonn_tune.search.rank import rank_candidates
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.megatron3d import megatron_of
+from axonn_tune.strategies.megatron.megatron3d import megatron_of
 
 PAGE = words_of_page("experts.md")
 # DeepSeek-AI, arXiv 2412.19437: Table 1, sections 3.2 (layout), 3.3 (precision) and 4.2 (batch).

@@ -44,7 +44,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import grid_layout
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
-from axonn_tune.strategies.axonn4d import Axonn4D
+from axonn_tune.strategies.axonn.axonn4d import Axonn4D
 
 ROOT = Path(__file__).parents[2]
 

@@ -18,8 +18,8 @@ from axonn_tune.spec.layout import ORDERS
 from axonn_tune.spec.machine import MemoryReserve
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.schedule import ONE_F_ONE_B
-from axonn_tune.strategies.axonn4d import Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.axonn.axonn4d import Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 
 def random_search(random):

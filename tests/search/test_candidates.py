@@ -20,7 +20,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import ORDERS, check_order, grid_layout, parse_layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
 
 
 @given(st.integers(1, 5000))

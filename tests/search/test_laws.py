@@ -28,9 +28,9 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Gemm
 from axonn_tune.spec.resources import resources
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.zero import zero3, zeropp
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.zero.zero import zero3, zeropp
 
 MODEL = Model("m", 6, 256, 8, 1024, 128)
 JOB = Job(8, 16, 128)

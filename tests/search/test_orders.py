@@ -20,7 +20,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import ORDERS
 from axonn_tune.spec.model import Model
 from axonn_tune.step.predict import predict
-from axonn_tune.strategies.axonn4d import AXONN
+from axonn_tune.strategies.axonn.axonn4d import AXONN
 
 
 def random_search(random):

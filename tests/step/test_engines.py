@@ -21,10 +21,10 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.explain import explain
 from axonn_tune.step.predict import predict
 from axonn_tune.step.timeline import step_timeline
-from axonn_tune.strategies.axonn4d import Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D, megatron_of
+from axonn_tune.strategies.axonn.axonn4d import Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D, megatron_of
 from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES, Switches, strategy_named
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 MODEL = Model("m", n_layers=4, hidden_size=256, n_heads=8, vocab_size=512, seq_len=128)
 JOB = Job(8, 16, 128)

@@ -16,7 +16,7 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.explain import explain
 from axonn_tune.step.predict import predict
 from axonn_tune.step.timeline import step_timeline
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 MODEL = Model("m", n_layers=6, hidden_size=256, n_heads=8, vocab_size=512, seq_len=128)
 SERIAL = Job(16, 32, 128, overlap=Overlap(False, False, False))

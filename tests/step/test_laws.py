@@ -32,9 +32,9 @@ from axonn_tune.spec.resources import resources
 from axonn_tune.step.explain import explain
 from axonn_tune.step.player import Player
 from axonn_tune.step.timeline import drawn_passes, step_timeline
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.zero import zero1, zero2, zero3, zero_topo, zeropp
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.zero.zero import zero1, zero2, zero3, zero_topo, zeropp
 
 MODEL = Model("m", 6, 256, 8, 1024, 128)
 JOB = Job(8, 16, 128)

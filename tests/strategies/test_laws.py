@@ -28,10 +28,10 @@ from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
 from axonn_tune.spec.programs import MegatronProgram
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 from axonn_tune.strategies.named import strategy_named
-from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
+from axonn_tune.strategies.zero.zero import zero3, zero_topo, zeropp
 
 DEEPSPEED = load_engine("deepspeed")
 approx = partial(pytest.approx, rel=1e-9)

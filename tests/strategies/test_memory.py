@@ -11,9 +11,9 @@ from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.programs import ZeroProgram
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.zero.zero import zero3, zero_topo, zeropp
 
 GPT = Model("gpt", n_layers=12, hidden_size=256, n_heads=8, vocab_size=1000, seq_len=128)
 LLAMA = llama(

@@ -15,7 +15,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import first_stage_bytes, predict
-from axonn_tune.strategies.megatron3d import megatron_of
+from axonn_tune.strategies.megatron.megatron3d import megatron_of
 
 GIB = 2**30
 # 16 layers of 2048 features, of which an MLP has 8192, and one embedding of 131072 words.

@@ -14,8 +14,8 @@ from axonn_tune.spec.engine import IDEAL
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import MemoryBound
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 from axonn_tune.strategies.named import strategy_named
 from axonn_tune.strategies.switches import Switches
 

@@ -18,9 +18,9 @@ from axonn_tune.spec.machine import Facility
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
 from axonn_tune.spec.resources import resources
-from axonn_tune.strategies.axonn4d import AXONN
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.axonn.axonn4d import AXONN
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.zero.zero import zero3
 from axonn_tune.studies.compare import compare, rankings
 from axonn_tune.studies.parameters import parameters, with_gpu, with_settings
 from axonn_tune.studies.run_plan import meet_deadline

@@ -15,7 +15,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Facility
 from axonn_tune.spec.quantity import Quantity
 from axonn_tune.spec.tuning import Frozen
-from axonn_tune.strategies.muon_matrices import Matrices
+from axonn_tune.strategies.megatron.muon_matrices import Matrices
 from axonn_tune.studies.limits import Limits
 from axonn_tune.studies.run_plan import meet_deadline, spend_budget
 from axonn_tune.studies.training_run import Failures, checkpoint_bytes, muon_elements, training_run

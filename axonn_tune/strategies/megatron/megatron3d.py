@@ -38,8 +38,9 @@ from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.casts import kept_weight_bytes
 from axonn_tune.strategies.context import broken_context_rules, context_axes, context_parallelism
 from axonn_tune.strategies.experts import stored_experts
-from axonn_tune.strategies.megatron_communication import MegatronCommunication
-from axonn_tune.strategies.megatron_stage import (
+from axonn_tune.strategies.megatron.communication import MegatronCommunication
+from axonn_tune.strategies.megatron.muon import broken_muon_rules, owned_matrices
+from axonn_tune.strategies.megatron.stage import (
     elements_of_kinds,
     held_by_blocks,
     module_layers,
@@ -49,7 +50,6 @@ from axonn_tune.strategies.megatron_stage import (
     trained_parameters,
 )
 from axonn_tune.strategies.moved import host_activations, largest_moved, moved_by_layers
-from axonn_tune.strategies.muon import Owned, broken_muon_rules, owned_columns
 from axonn_tune.strategies.optimizer import States, host_copies, sharded_text, states_of
 from axonn_tune.strategies.pipeline import (
     admits_schedule,
@@ -532,7 +532,7 @@ class Megatron3D:
         }
         if job.optimizer != MUON:
             return terms
-        muon = Owned.of(model, owned_columns(shapes, self, layers, first, last))
+        muon = owned_matrices(shapes, self, layers, first, last)
         of_others = muon.others / self.n_sharing(shapes.table) * states.nbytes
         gathered = dense * job.element_bytes * (replicas > 1) * self.deals_matrices(job)
         return terms | muon.memory(shapes, terms, of_others, gathered, self.gradient_bytes(job))
