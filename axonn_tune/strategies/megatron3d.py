@@ -406,6 +406,7 @@ class Megatron3D:
             reruns_attention=self.engine.megatron.reruns_attention,
             stage_layout=layers_of_stages(self.stage_layout),
             balances_stages=self.engine.megatron.balances_stages,
+            exceeds_shares=self.engine.megatron.exceeds_shares,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
             sends_once=self.sends_once,
             expert_tensor=tensor if self.splits_experts else 1.0,
@@ -582,7 +583,8 @@ class Megatron3D:
         replicas = table.size(self.replicas)
         weights = trained * shapes.element_bytes * self.distributed_optimizer * (replicas > 1)
         states = moments_bytes, weights, replicas
-        in_any_case = np.where(n_stages > 1, unfinished, queued)
+        may_wait = (n_stages > 1) | self.engine.waits_without_stages
+        in_any_case = np.where(may_wait, unfinished, queued)
         nbytes = segments.held_back_bytes(*states, n_micro, in_any_case)
         return {HELD_BACK: nbytes, QUEUED: np.maximum(queued - in_any_case, 0.0)}
 
