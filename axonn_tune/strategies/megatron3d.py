@@ -548,10 +548,12 @@ class Megatron3D:
         table = segments.shapes.table
         matrices = nbytes * (trained - embedding)
         beside = segments.unsummed_bytes(matrices, nbytes * embedding, of_one)
-        beside = beside * (table.n_stages > 1)
+        has_stages = table.n_stages > 1
+        beside = beside * has_stages
         if self.distributed_optimizer:
             return beside
-        return np.where(table.size(self.replicas) > 1, nbytes * trained, beside)
+        in_buckets = nbytes * trained + segments.alone_bytes(nbytes * embedding) * has_stages
+        return np.where(table.size(self.replicas) > 1, in_buckets, beside)
 
     def _held_back(
         self, segments: Segments, n_layers: int, first: bool, trained: Array, moments_bytes: Array

@@ -51,7 +51,6 @@ class Segments:
         """Return the bytes of gradients that stand between micro-steps of a pipeline, shape (C,).
 
         They take the blocks of the activations of their own micro-batch, which go as they come.
-        The gradient of the embedding is larger than these blocks.
 
         Parameters
         ----------
@@ -61,7 +60,15 @@ class Segments:
             Activations of one micro-batch.
         """
         beyond = np.maximum(matrices - of_one, 0.0)
-        return beyond + embedding * (embedding > self._largest_of_layers)
+        return beyond + self.alone_bytes(embedding)
+
+    def alone_bytes(self, embedding: Array) -> Array:
+        """Return the bytes of the embedding's gradient if no block of a layer holds it, shape (C,).
+
+        Torch's DistributedDataParallel copies gradients to its buckets, beside which they stand
+        until then (gradient_as_bucket_view).
+        """
+        return embedding * (embedding > self._largest_of_layers)
 
     def held_back_bytes(
         self, states: Array, weights: Array, replicas: Array, n_micro: Array, queued: Array
