@@ -245,3 +245,28 @@ def test_a_host_that_waits_without_stages_on_several_nodes_is_not_ahead():
         assert (waits.step_seconds > 1.1 * usual.step_seconds) is not is_ahead
         held = usual.memory_terms_bytes["held_back"] * is_ahead
         assert waits.memory_terms_bytes["held_back"] == held
+
+
+@pytest.mark.parametrize(
+    ("sizes", "micro_batch", "sharded", "measured_gib"),
+    [
+        ({"tensor": 8, "pipeline": 4, "data": 1}, 16, False, 24.8),
+        ({"tensor": 8, "pipeline": 4, "data": 2}, 16, True, 24.3),
+        ({"tensor": 16, "pipeline": 8, "data": 1}, 16, False, 21.6),
+    ],
+)
+def test_the_host_of_the_longest_stage_counts_and_not_that_of_the_head(
+    sizes, micro_batch, sharded, measured_gib
+):
+    """Kernels of the last stage take longer than its own host, but not than the first stage's."""
+    held = nanotron(256, micro_batch, sharded, **sizes)
+    assert not held.runs_ahead
+    assert first_stage_bytes(held) / GIB == pytest.approx(measured_gib, rel=0.03)
+
+
+def test_collectives_occupy_the_gpu_unless_its_host_waits_for_messages():
+    """Of two stages of 1B on 32 tensor ranks, kernels take half of the host's time."""
+    ahead = nanotron(256, 128, tensor=32, pipeline=2, data=2)
+    assert ahead.runs_ahead
+    waits = with_memory(ahead, awaits_messages=True, finished_passes=None)
+    assert not predict(waits.scenario, waits.configuration).runs_ahead
