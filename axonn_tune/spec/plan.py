@@ -635,6 +635,13 @@ class StepPlan:
         return Part("microstep", tuple(phases))
 
     @property
+    def all_passes(self) -> list[tuple[Part, ...]]:
+        """The passes of a micro-batch through each kind of virtual stage, or through all layers."""
+        if self.pipeline is None:
+            return [parts for _, parts in self.last_passes]
+        return [stage.passes for stage in self.pipeline.stages]
+
+    @property
     def last_passes(self) -> list[tuple[Array, tuple[Part, ...]]]:
         """The passes of a micro-batch through the virtual stages of a rank of the last stage.
 

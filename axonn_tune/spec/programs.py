@@ -203,6 +203,8 @@ class MegatronProgram(SharedFacts):
     balances_stages
         Whether layers are spread over the stages of a pipeline so that the stages have equal
         products, the head's included, instead of equal numbers of layers.
+    exceeds_shares
+        Whether a stage with equal products takes one more layer if it has exactly its share.
     overlaps_experts
         Whether tokens travel to and from experts while another micro-batch computes.
     combined_issues
@@ -290,6 +292,7 @@ class MegatronProgram(SharedFacts):
     backward_messages: int = 0
     reruns_attention: bool = False
     balances_stages: bool = False
+    exceeds_shares: bool = False
     overlaps_experts: bool = False
     combined_issues: Quantity | None = None
     overlaps_tensor: bool = False

@@ -410,6 +410,7 @@ class Megatron3D:
             reruns_attention=self.engine.megatron.reruns_attention,
             stage_layout=layers_of_stages(self.stage_layout),
             balances_stages=self.engine.megatron.balances_stages,
+            exceeds_shares=self.engine.megatron.exceeds_shares,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
             sends_once=self.sends_once,
             expert_tensor=tensor if self.splits_experts else 1.0,
@@ -551,10 +552,12 @@ class Megatron3D:
         table = segments.shapes.table
         matrices = nbytes * (trained - embedding)
         beside = segments.unsummed_bytes(matrices, nbytes * embedding, of_one)
-        beside = beside * (table.n_stages > 1)
+        has_stages = table.n_stages > 1
+        beside = beside * has_stages
         if self.distributed_optimizer:
             return beside
-        return np.where(table.size(self.replicas) > 1, nbytes * trained, beside)
+        in_buckets = nbytes * trained + segments.alone_bytes(nbytes * embedding) * has_stages
+        return np.where(table.size(self.replicas) > 1, in_buckets, beside)
 
     def _held_back(
         self, segments: Segments, n_layers: int, first: bool, trained: Array, moments_bytes: Array
@@ -586,7 +589,8 @@ class Megatron3D:
         replicas = table.size(self.replicas)
         weights = trained * shapes.element_bytes * self.distributed_optimizer * (replicas > 1)
         states = moments_bytes, weights, replicas
-        in_any_case = np.where(n_stages > 1, unfinished, queued)
+        may_wait = (n_stages > 1) | self.engine.waits_without_stages
+        in_any_case = np.where(may_wait, unfinished, queued)
         nbytes = segments.held_back_bytes(*states, n_micro, in_any_case)
         return {HELD_BACK: nbytes, QUEUED: np.maximum(queued - in_any_case, 0.0)}
 
