@@ -30,10 +30,10 @@ def mapped(
 ) -> Iterator[Result]:
     """Yield what a function returns for each item, in order, as `map` does.
 
-    Where it is safe, several processes share the work, if there are at least so many items. They
-    inherit the function and the items, so that only results and errors are pickled, and of objects
-    in `known`, to which results refer, only their numbers. `each` walks through the items beside
-    the results, and may show the progress.
+    Where it is safe, several processes share the work, if there are at least `least_shared` items.
+    They inherit the function and the items, so that only results and errors are pickled, and of
+    objects in `known`, to which results refer, only their numbers. `each` walks through the items
+    as their results come, and may show the progress.
     """
     n_workers = min(_n_cores(), len(items))
     is_shared = len(items) >= least_shared and n_workers >= 2 and _is_safe_to_fork()

@@ -14,6 +14,7 @@ from axonn_tune.errors import InputError
 
 HOUR_SECONDS = 3600.0
 DAY_SECONDS = 86400.0
+GIB_BYTES = 2.0**30
 YEAR_SECONDS = 365.25 * DAY_SECONDS
 LARGEST_SIZE_BYTES = 1e18
 
@@ -103,7 +104,7 @@ def _scale(unit: str, suffix: str | None) -> float | None:
 
 
 def rounded(value: float, digits: int) -> float:
-    """Return a number in so many significant digits."""
+    """Return a number rounded to some significant digits."""
     return float(f"{value:.{digits}g}")
 
 
@@ -147,8 +148,8 @@ def format_seconds(seconds: float, digits: int = 4) -> str:
 
 
 def gib(n_bytes: float) -> float:
-    """Return a number of bytes in GiB (2**30 bytes)."""
-    return n_bytes / 2.0**30
+    """Return a number of bytes in GiB."""
+    return n_bytes / GIB_BYTES
 
 
 def format_count(value: float) -> str:

@@ -1,4 +1,4 @@
-"""How tests call the package: the only place that knows the signatures of plans and searches."""
+"""Plans, memory, searches and tables of candidates from plain sizes, for tests of all rooms."""
 
 from dataclasses import replace
 
@@ -14,9 +14,16 @@ from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.plan import Attention, Collective
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
-from axonn_tune.step.explain import explain
-from axonn_tune.step.player import Player
-from axonn_tune.step.timeline import drawn_passes, step_timeline
+
+# A layout of 64 GPUs for each of these strategies.
+LAYOUTS_OF_64 = {
+    "axonn": "1x4x8x2",
+    "axonn-pipeline": "1x2x2x4x4",
+    "megatron": "tensor=4,data=4,pipeline=4",
+    "zero3": "shard=16,replica=4",
+    "zeropp": "secondary=4,across=16",
+    "zero-topo": "weights=8,gradients=2,states=4",
+}
 
 
 def number(value):
@@ -106,16 +113,6 @@ def search_of(model, job, machine, strategy, *, fixed=None, micro_batch=None, **
     return Search(Scenario(model, job, machine, strategy), constraints, **options)
 
 
-def on_machine(search, machine):
-    """The same search on another machine."""
-    return search.on(machine)
-
-
-def machine_of_search(search):
-    """The machine of a search."""
-    return search.scenario.machine
-
-
 def ranking_of(search):
     """Return all candidates of a search, ranked."""
     return rank_candidates(search)
@@ -145,26 +142,6 @@ def alone(table, row):
     placement = int(table.placement[row])
     placements = table.placements.take(slice(placement, placement + 1))
     return CandidateTable(placements, np.zeros(1, np.int64), table.micro_batch[row : row + 1])
-
-
-def layout_of_prediction(prediction):
-    """The layout of a prediction."""
-    return prediction.layout
-
-
-def explanation_of(search, prediction, with_sensitivities=False):
-    """Return where the time of a prediction goes."""
-    return explain(prediction, with_sensitivities)
-
-
-def timeline_of(search, prediction, most_layers=None, most_microsteps=None):
-    """A prediction's step as a timeline."""
-    return step_timeline(prediction, most_layers, most_microsteps)
-
-
-def passes_of(search, prediction, most_passes):
-    """The passes of a pipeline as a timeline, and for how many micro-batches."""
-    return drawn_passes(Player(prediction), most_passes)
 
 
 def every_configuration_of(search):

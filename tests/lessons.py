@@ -11,6 +11,7 @@ from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.learning.choose import LIKENESS_DOUBLINGS, _doublings, next_layouts
 from axonn_tune.learning.fit import fitted
 from axonn_tune.learning.learn import LEAST_GAIN, Trial, _linearised, learn, stated_spreads
+from axonn_tune.reproduce import fsdp
 from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.spec.normal import NORMAL_90
@@ -43,6 +44,15 @@ def published_trials(table, rows_of, engine=None, wanted=None):
 
 def machine_of(trial):
     return trial.prediction.scenario.machine
+
+
+def llm_foundry_trials():
+    """Runs of an engine of 2023 that are predicted as FSDP2 of today, by machine."""
+    machines = {}
+    for trials in published_trials("llm_foundry", fsdp.llm_foundry, "fsdp2-eager").values():
+        for trial in trials:
+            machines.setdefault(machine_of(trial).name, []).append(trial)
+    return machines
 
 
 def stated_errors(trials):

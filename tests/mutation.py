@@ -5,10 +5,10 @@
 A mutant is the package with one small mistake: another operator, a boundary, a negated condition,
 another constant, a dropped term of a sum, min for max, or the name of another axis. Larger modules
 get more of them. Each runs in a copy of the package in a temporary folder, never in the real tree:
-the tests of all six rooms that reach the changed function run, those that are quick and of the
-same room first, until one fails. Mutants that no test fails on are shown at the end, with the line
-as it was and as it became. The ones that cannot change any result are listed with a reason in
-equivalent_mutants.yaml, and are not counted.
+the tests of the six rooms, and of its own room, that reach the changed function run, those that are
+quick and of the same room first, until one fails. Mutants that no test fails on are shown at the
+end, with the line as it was and as it became. The ones that cannot change any result are listed
+with a reason in equivalent_mutants.yaml, and are not counted.
 
 Files of tests are timed first, on the package as it is, with a note of the functions that each test
 enters; this is kept in the temporary folder of the system until the package or the file changes.
@@ -31,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -568,15 +568,15 @@ def _digests(files: Sequence[str]) -> dict[str, str]:
     return digests
 
 
-def baseline(folder: Path, wanted: str) -> Baseline:
+def baseline(folder: Path, rooms: Collection[str], wanted: str) -> Baseline:
     """Time the tests on the package as it is; those of files that have changed since last time.
 
-    Files are those of all rooms whose path has one of the words in it that `wanted` lists.
+    Files are those of rooms whose path has one of the words in it that `wanted` lists.
     """
     files = [
         path.relative_to(ROOT).as_posix()
-        for room in ROOMS
-        for path in sorted((ROOT / "tests" / room).glob("test_*.py"))
+        for room in rooms
+        for path in sorted((ROOT / "tests" / room).rglob("test_*.py"))
         if any(word in path.relative_to(ROOT).as_posix() for word in wanted.split(","))
     ]
     store = Path(tempfile.gettempdir()) / "axonn-tune-mutation"
@@ -767,7 +767,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for folder in folders:
             folder.mkdir()
             _prepare(folder)
-        known = baseline(folders[0], options.tests)
+        tested = dict.fromkeys((*ROOMS, *(mutant.room for _, mutant in chosen)))
+        known = baseline(folders[0], tested, options.tests)
         for outcome in run_mutants(chosen, known, folders):
             outcomes.append(outcome)
             line = f"[{len(outcomes)}/{len(chosen)}] {_kind(outcome)} #{outcome.number} "

@@ -1,14 +1,25 @@
-"""The command ``reproduce``, which takes half a minute: run once for all tests that need it."""
+"""What tests of published results share: the command ``reproduce``, which takes half a minute and
+runs once, the presets that rows name, and the pages that say how well rows are met."""
 
 import io
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from axonn_tune.cli.main import main
+from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce import reproduction as module
 from axonn_tune.reproduce.reproduction import Reproduction
+from axonn_tune.reproduce.runs import Loaders
+
+LOADERS = Loaders(load_model, load_machine, load_engine)
+
+
+def words_of_page(name):
+    """The text of a page of the documentation in one line."""
+    return " ".join((Path(__file__).parents[1] / "docs" / name).read_text().split())
 
 
 @dataclass(frozen=True)

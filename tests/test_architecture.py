@@ -81,7 +81,6 @@ BELOW = {
     },
     "cli": {
         "",
-        "learning",
         "errors",
         "units",
         "spec",
@@ -188,6 +187,21 @@ def wrong_imports(path, own_room, tree):
 
 def test_imports_run_downwards():
     assert_nobody_breaks(wrong_imports)
+
+
+def imported_algorithms(path, own_room, tree):
+    """Imports of another algorithm's folder within the room strategies, which it does not need."""
+    if own_room != "strategies" or path.name == "named.py":
+        return
+    folder = path.relative_to(PACKAGE.relative_to(ROOT) / "strategies").parent.as_posix()
+    for module, node in imports(tree):
+        target = re.match(r"axonn_tune\.strategies\.(axonn|megatron|zero)\b", module)
+        if target and target[1] != folder:
+            yield f"{path}:{node.lineno} must not import {module}"
+
+
+def test_algorithms_know_nothing_of_each_other():
+    assert_nobody_breaks(imported_algorithms)
 
 
 def misplaced_libraries(path, own_room, tree):

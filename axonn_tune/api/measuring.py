@@ -227,6 +227,10 @@ def run_calibration(
     command_line: str = "",
 ) -> Machine | None:
     """Measure what a campaign asks for, and write the profile; None on ranks other than 0."""
+    from axonn_tune.runtime.ranks.launch import in_job
+
+    if not in_job():  # Of the ranks of a job only rank 0 can tell, and the others wait for it.
+        request.check_store()
     measured = campaign.measure(request)
     if measured is None:
         return None

@@ -8,14 +8,22 @@ from typing import Any, Protocol
 
 from axonn_tune.calibration.measure.shapes import AttentionShape, GemmShape
 from axonn_tune.calibration.selection import GPT_LIKE, LLAMA_LIKE, Extent
+from axonn_tune.errors import FileError
 from axonn_tune.spec.model import Model
 
 
 class ResultStore(Protocol):
-    """Keeps results, so that an interrupted calibration can go on."""
+    """Keeps results in a file, so that an interrupted calibration can go on."""
+
+    @property
+    def path(self) -> str:
+        """The file, as error messages call it."""
 
     def read(self, owner: dict[str, Any]) -> dict[str, Any]:
-        """Return the results that are known already."""
+        """Return the results that are known already, of this owner or of one with this part."""
+
+    def require_none(self) -> None:
+        """Raise an error if results are known already."""
 
     def begin(self, owner: dict[str, Any]) -> None:
         """Start with no results."""
@@ -73,3 +81,37 @@ class Request:
     device: str = "auto"
     timeout_seconds: float = 300.0
     quiet: bool = False
+
+    def check_store(self) -> None:
+        """Refuse, before ranks start, results with which they could not go on.
+
+        What they are measured on is known to the ranks only, who compare it later.
+
+        Raises
+        ------
+        AxonnTuneError
+            There are results though none should be, or none, or those of other work.
+        """
+        if self.resume:
+            timed_results(self.store, {"quick": self.extent.is_quick})
+        else:
+            self.store.require_none()
+
+
+def timed_results(store: ResultStore, owner: dict[str, Any]) -> dict[str, tuple[Any, float]]:
+    """Return what a store keeps of an owner: what was measured, and how long that took, by key.
+
+    Raises
+    ------
+    FileError
+        A result is not that of a calibration, or the store refuses the owner.
+    """
+    results = store.read(owner)
+    for key, result in results.items():
+        is_pair = isinstance(result, list) and len(result) == 2
+        if not is_pair or not isinstance(result[1], int | float):
+            raise FileError(
+                f"{store.path}, '{key}': no result with its seconds; delete the file and leave "
+                "--resume out to begin anew"
+            )
+    return {key: (measured, seconds) for key, (measured, seconds) in results.items()}

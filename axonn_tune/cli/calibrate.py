@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +89,7 @@ def command(
         return
     from axonn_tune.api.measuring import calibration_campaign, run_calibration
     from axonn_tune.cli.interrupts import resumable
-    from axonn_tune.cli.output import emit
+    from axonn_tune.cli.output import emit, say_profile_is_written
     from axonn_tune.io.journal import Journal
     from axonn_tune.report.calibrate import calibration_text
     from axonn_tune.runtime.ranks.launch import only_rank_0_speaks
@@ -104,7 +103,4 @@ def command(
     if profile is None:
         return
     emit(calibration_text(profile), None)
-    click.echo(
-        f"\nWritten to {output}. Next: axonn-tune suggest --machine {shlex.quote(output)} "
-        "--gpus ... --model ..."
-    )
+    say_profile_is_written(output)

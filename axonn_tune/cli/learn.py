@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import click
@@ -39,7 +38,7 @@ def command(
     from dataclasses import replace
 
     from axonn_tune.api.teaching import PROFILE_HEADER, learn_from
-    from axonn_tune.cli.output import emit_as
+    from axonn_tune.cli.output import emit_as, say_profile_is_written
     from axonn_tune.io.yaml_files import save_yaml
     from axonn_tune.report import learn as report
 
@@ -53,7 +52,4 @@ def command(
         json=lambda: report.learned_document(learnt),
     )
     if output is not None and output_format == "table":
-        click.echo(
-            f"\nWritten to {output}. Next: axonn-tune suggest --machine {shlex.quote(output)} "
-            "--gpus ... --model ..."
-        )
+        say_profile_is_written(output)

@@ -56,7 +56,7 @@ def emit_as(
     output: str | None,
     *,
     table: Callable[[], str],
-    json: Callable[[], Any] | None = None,
+    json: Callable[[], Any],
     yaml: Callable[[], Any] | None = None,
     csv: Callable[[], list[dict[str, Any]]] | None = None,
     markdown: Callable[[], str] | None = None,
@@ -72,7 +72,7 @@ def emit_as(
     csv : callable
         Returns the records.
     """
-    if output_format == "json" and json is not None:
+    if output_format == "json":
         text = as_json(json())
     elif output_format == "yaml" and yaml is not None:
         from axonn_tune.io.yaml_files import dump_yaml
@@ -149,6 +149,16 @@ def save_plot(path: str | None, draw: Callable[[], Any]) -> None:
         from axonn_tune.report.figure import figure_bytes
 
         write_bytes(path, figure_bytes(draw(), path))
+
+
+def say_profile_is_written(path: str) -> None:
+    """Name the profile that a command has written, and the command that reads it."""
+    import shlex
+
+    click.echo(
+        f"\nWritten to {path}. Next: axonn-tune suggest --machine {shlex.quote(path)} "
+        "--gpus ... --model ..."
+    )
 
 
 def as_json(document: Any, compact: bool = False) -> str:

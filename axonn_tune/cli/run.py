@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from axonn_tune.cli.options import (
-    FilePath,
-    format_option,
-    output_option,
-    run_options,
-)
+from axonn_tune.cli.options import FilePath, format_option, output_option, run_options
 from axonn_tune.cli.output import SHOWN_OPERATIONS
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from axonn_tune.options import SearchOptions
-    from axonn_tune.search.search import Search
-    from axonn_tune.step.prediction import Prediction
 
 
 @click.command("run")
@@ -54,6 +42,7 @@ def command(
     grid: str | None,
     suggest: bool,
     gpus: int | None,
+    model: str,
     machine: str | None,
     steps: int,
     device: str,
@@ -82,6 +71,7 @@ def command(
       srun -N 2 --ntasks-per-node 4 axonn-tune run --grid 1x2x4x1 --model 5b --machine perlmutter
       torchrun --nproc-per-node 4 -m axonn_tune.cli.main run --grid 1x2x2x1 --model tiny
     """
+    from axonn_tune.api.running import configuration_to_run
     from axonn_tune.cli.output import as_json, check_folders, emit, emit_as
     from axonn_tune.report.run import run_document, run_text
     from axonn_tune.runtime.ranks.launch import is_speaker, launch, only_rank_0_speaks
@@ -93,10 +83,12 @@ def command(
     with only_rank_0_speaks():
         if is_speaker():
             check_folders(trace, record, output)
-        search, chosen = _choose(grid, suggest, gpus, device, machine, **options)
+        _check_choice(grid, suggest, gpus, machine, options["recompute"])
+        chosen = configuration_to_run(grid, model, gpus, machine, device, **options)
+        scenario = chosen.scenario
         request = RunRequest(
-            model=search.scenario.model,
-            job=search.scenario.job,
+            model=scenario.model,
+            job=scenario.job,
             configuration=chosen.configuration,
             n_steps=steps,
             device=device,
@@ -104,8 +96,8 @@ def command(
             goldfish=goldfish,
             timeout_seconds=timeout,
             quiet=quiet,
-            strategy=search.scenario.strategy.name,
-            engine=search.scenario.strategy.engine,
+            strategy=scenario.strategy.name,
+            engine=scenario.strategy.engine,
         )
         measurement = launch(execute, request, chosen.layout.n_ranks, device)
     if measurement is None:
@@ -118,7 +110,7 @@ def command(
         from axonn_tune.report.trace import trace_document
         from axonn_tune.step.timeline import step_timeline
 
-        title = f"measured on rank 0: {search.scenario.model.name}, grid {chosen.layout}"
+        title = f"measured on rank 0: {scenario.model.name}, grid {chosen.layout}"
         waits_for = step_timeline(chosen, 1, 1).waits_for
         document = trace_document({title: measurement.last_step}, waits_for)
         emit(as_json(document, compact=True), trace)
@@ -130,60 +122,26 @@ def command(
     emit_as(
         output_format,
         output,
-        table=lambda: run_text(search.scenario, measurement, operations, prediction, limit),
-        json=lambda: run_document(search.scenario, measurement, operations, prediction),
+        table=lambda: run_text(scenario, measurement, operations, prediction, limit),
+        json=lambda: run_document(scenario, measurement, operations, prediction),
     )
 
 
-def _choose(
+def _check_choice(
     grid: str | None,
     suggest: bool,
     gpus: int | None,
-    device: str,
     machine: str | None,
-    *,
-    model: str,
-    **options: Unpack[SearchOptions],
-) -> tuple[Search, Prediction]:
-    """Return the search and the grid that was asked for or is the best, with how to train on it."""
-    from math import prod
-
-    from axonn_tune.api.measuring import run_here
-    from axonn_tune.api.searching import build_search, loaded
+    recompute: str | None,
+) -> None:
+    """Raise InputError unless the options name a grid, or ask for the best one of a machine."""
     from axonn_tune.errors import InputError
-    from axonn_tune.runtime.ranks.launch import default_dtype, ranks_at_hand
-    from axonn_tune.runtime.request import require_built
-    from axonn_tune.search.one_layout import best_of_layout
-    from axonn_tune.search.rank import rank_best
-    from axonn_tune.spec.layout import parse_layout
 
     if (grid is not None) == suggest:
         raise InputError("give either --grid, such as 2x2x1x2, or --suggest")
     if suggest and machine is None:
         raise InputError("--suggest needs the profile of this machine: give --machine")
-    if options["recompute"] == "auto" and machine is None:
+    if recompute == "auto" and machine is None:
         raise InputError("--recompute auto needs the profile of this machine: give --machine")
     if grid is not None and gpus is not None:
         raise InputError("--gpus goes with --suggest; --grid says how many ranks there are")
-    strategy = options["strategy"]
-    assert strategy is None or isinstance(strategy, str)
-    runnable = run_here(strategy, options["engine"])
-    require_built(loaded(model), options["seq_len"])
-    options["strategy"], options["fix"] = runnable.strategy, runnable.fixed_axes
-    options["dtype"] = options["dtype"] or default_dtype(device)
-    if grid is None:
-        n_ranks = gpus or ranks_at_hand(device)
-        options["recompute"] = options["recompute"] or "auto"
-        options["global_batch"] = options["global_batch"] or n_ranks
-        search = runnable.search_of(build_search(model, n_ranks, machine, **options))
-        return search, rank_best(search, 1).prediction(0)
-    axes = runnable.axes
-    wanted = parse_layout(grid, axes)
-    options["recompute"] = options["recompute"] or "none"
-    if machine is None or not options["global_batch"]:
-        micro_batch = options["micro_batch"] or 1
-        n_shares = prod(wanted.size(axis) for axis in axes.batch)
-        options["micro_batch"] = micro_batch
-        options["global_batch"] = options["global_batch"] or n_shares * micro_batch
-    search = runnable.search_of(build_search(model, wanted.n_ranks, machine, **options))
-    return search, best_of_layout(search, wanted)

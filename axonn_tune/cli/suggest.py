@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,6 +24,10 @@ from axonn_tune.cli.options import (
     words_of,
 )
 from axonn_tune.options import ComparisonOptions, RankingOptions, declared
+
+if TYPE_CHECKING:
+    from axonn_tune.search.rank import Ranking
+    from axonn_tune.search.search import Search
 
 # Options that `explain` does not have, or that its layout answers.
 _LEFT_OUT = {*declared(RankingOptions, ComparisonOptions), *OF_MANY_LAYOUTS}
@@ -74,20 +78,11 @@ def command(
       axonn-tune suggest --gpus 64 --model ./config.json --format json --output ranking.json
     """
     from axonn_tune.api.searching import build_search
-    from axonn_tune.cli.output import (
-        check_plot,
-        detail_shown,
-        emit,
-        emit_as,
-        save_plot,
-        with_machine_remark,
-    )
-    from axonn_tune.report import suggest as report
-    from axonn_tune.report.records import flat_record
-    from axonn_tune.search.rank import rank_best
+    from axonn_tune.cli.output import check_plot, emit
 
     check_plot(plot)
-    if options["strategy"] == "all":
+    is_of_all = options["strategy"] == "all"
+    if is_of_all:
         of_one = {"plot": plot, "why_not": why_not, "top_n": top_n, "verbose": verbose}
         refuse(
             of_one, "is of one strategy; allowed with --strategy all: --html, --format, --output"
@@ -96,17 +91,9 @@ def command(
         from axonn_tune.cli.report import common_words, page_searches, write_report
 
         words = common_words(given_options(options))
-        is_of_all = options["strategy"] == "all"
         write_report(page_searches(**options), words, html, quiet, is_of_all=is_of_all)
-    if options["strategy"] == "all":
-        from axonn_tune.api.comparing import comparison
-        from axonn_tune.cli.compare import emit_comparison
-        from axonn_tune.cli.progress import Progress
-
-        compared = comparison(
-            each=Progress("Searching", quiet), detail=detail_shown(output_format), **options
-        )
-        emit_comparison(compared, options["machine"], output_format, output)
+    if is_of_all:
+        _compare(quiet, output_format, output, options)
         return
     search = build_search(**options)
     if why_not is not None:
@@ -115,6 +102,39 @@ def command(
         refuse({"output_format": output_format}, "is of a ranking; --why-not answers in words")
         emit(reason_of(search, why_not), output)
         return
+    _rank(search, top_n, verbose, plot, output_format, output, options)
+
+
+def _compare(
+    quiet: bool, output_format: str, output: str | None, options: Mapping[str, Any]
+) -> None:
+    """Show the best configuration of every strategy."""
+    from axonn_tune.api.comparing import comparison
+    from axonn_tune.cli.compare import emit_comparison
+    from axonn_tune.cli.output import detail_shown
+    from axonn_tune.cli.progress import Progress
+
+    compared = comparison(
+        each=Progress("Searching", quiet), detail=detail_shown(output_format), **options
+    )
+    emit_comparison(compared, options["machine"], output_format, output)
+
+
+def _rank(
+    search: Search,
+    top_n: int,
+    verbose: bool,
+    plot: str | None,
+    output_format: str,
+    output: str | None,
+    options: Mapping[str, Any],
+) -> None:
+    """Show the best configurations of a search, and in a table the command that explains one."""
+    from axonn_tune.cli.output import emit_as, save_plot, with_machine_remark
+    from axonn_tune.report import suggest as report
+    from axonn_tune.report.records import flat_record
+    from axonn_tune.search.rank import rank_best
+
     shows_all = plot is not None or output_format in ("json", "yaml")
     ranking = rank_best(search, None if shows_all else top_n)
     save_plot(plot, lambda: report.ranking_figure(ranking, top_n))
@@ -123,12 +143,7 @@ def command(
         parts = [with_machine_remark(report.ranking_text(ranking, top_n), options["machine"])]
         if verbose:
             parts.append(report.rejected_text(ranking.rejected))
-        best = ranking.prediction(0).configuration
-        given = given_options(options)
-        if ranking.search.compares_batches:
-            given = with_batch(given, ranking.search.scenario.job.global_batch)
-        command_line = _next_command(given, str(best.layout), best.order)
-        return "\n".join([*parts, f"Next: {command_line}"])
+        return "\n".join([*parts, f"Next: {_next_command(ranking, given_options(options))}"])
 
     emit_as(
         output_format,
@@ -140,9 +155,12 @@ def command(
     )
 
 
-def _next_command(given: Mapping[str, Any], grid: str, order: str) -> str:
-    """Return the command that explains the best grid, with the options that the user typed."""
+def _next_command(ranking: Ranking, given: Mapping[str, Any]) -> str:
+    """Return the command that explains the best layout, with the options that the user typed."""
+    best = ranking.prediction(0).configuration
     kept = {name: value for name, value in given.items() if name not in _LEFT_OUT}
+    if ranking.search.compares_batches:
+        kept = with_batch(kept, ranking.search.scenario.job.global_batch)
     if "order" in kept:
-        kept["order"] = order
-    return shlex.join(["axonn-tune", "explain", *words_of(kept), "--grid", grid])
+        kept["order"] = best.order
+    return shlex.join(["axonn-tune", "explain", *words_of(kept), "--grid", str(best.layout)])

@@ -10,10 +10,11 @@ import numpy as np
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.plan import Array, Size
 
-# The share of a link that NCCL's tuner expects of a tree, for messages of 64 B times the powers of
-# two (published: NVIDIA/nccl 5067397, src/graph/tuning.cc, `treeCorrectionFactor` of the protocol
-# Simple, which holds for less than 512 MiB, and 0.92 of all trees).
-_TREE_SHARE = 0.92 * np.array(
+# The shares of a link that NCCL's tuner expects of any tree, and of one with messages of 64 B times
+# the powers of two (published: NVIDIA/nccl 5067397, src/graph/tuning.cc, `treeCorrectionFactor` of
+# the protocol Simple, which holds for less than 512 MiB).
+LARGEST_TREE_SHARE = 0.92
+_TREE_SHARE = LARGEST_TREE_SHARE * np.array(
     [0.9] * 7 + [0.8, 0.7, 0.6, 0.6] + [0.5] * 4 + [0.6, 0.7, 0.8] + [0.7, 0.7, 0.8, 0.9, 0.9, 1.0]
 )
 
@@ -104,6 +105,7 @@ def collective_seconds(
     ring_seconds: Array,
     tree_seconds: Array,
     tree_s_per_byte: Array,
+    least_tree_s_per_byte: Size = 0.0,
     stepped_ring_seconds: Size = np.nan,
     stepped_tree_seconds: Size = np.nan,
 ) -> Array:
@@ -112,9 +114,9 @@ def collective_seconds(
     Gathers and scatters run on a ring, as NCCL and RCCL do: (G-1) alpha + (G-1)/G S/beta, or
     (G-1) tau where the time tau of a step was measured. An all-reduce runs twice around a ring, or
     up and down a tree, whichever is faster; on the tree it takes 2 log2(G) alpha and the time in
-    which the busiest link carries the buffer at its share, or its measured steps if these take
-    longer than the whole link. A transfer to the neighbour takes one hop, alpha + S/beta, and so
-    does an all-to-all but for the part that stays, (G-1)/G S/beta.
+    which the busiest link carries the buffer at its share, but no less than the library expects, or
+    its measured steps if these take longer than the whole link. A transfer to the neighbour takes
+    one hop, alpha + S/beta, and so does an all-to-all but for the part that stays, (G-1)/G S/beta.
 
     Parameters
     ----------
@@ -126,9 +128,11 @@ def collective_seconds(
         Latency once around the ring (of one hop for an all-to-all), and once up the tree.
     tree_s_per_byte : array, shape (C,)
         Time for which each byte of the buffer occupies the busiest link of a tree, up and down.
+    least_tree_s_per_byte : array, shape (C,), optional
+        Time that the library expects for each byte of a large buffer on a tree at least.
     stepped_ring_seconds, stepped_tree_seconds : arrays, shape (C,), optional
-        Time of one call once around the ring, and once up the tree, by measured steps; NaN where
-        there are none.
+        Time of one call once around the ring, and up and down the tree, by measured steps; NaN
+        where there are none.
 
     Returns
     -------
@@ -143,8 +147,10 @@ def collective_seconds(
     if kind != "all_reduce":
         return once_around
     on_busiest_link = np.asarray(nbytes) * tree_s_per_byte
-    stepped = np.maximum(2.0 * n_calls * stepped_tree_seconds, on_busiest_link)
-    at_its_share = on_busiest_link / tree_share(call_bytes(nbytes, n_calls))
+    stepped = np.maximum(n_calls * stepped_tree_seconds, on_busiest_link)
+    least = np.asarray(nbytes) * (LARGEST_TREE_SHARE * np.asarray(least_tree_s_per_byte))
+    share = tree_share(call_bytes(nbytes, n_calls))
+    at_its_share = np.maximum(on_busiest_link, least) / share
     up_and_down = _either(stepped, 2.0 * n_calls * tree_seconds + at_its_share)
     return np.minimum(2.0 * once_around, up_and_down) * (n_ranks > 1)
 

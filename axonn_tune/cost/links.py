@@ -32,6 +32,7 @@ from axonn_tune.cost.collectives import (
     moved_fraction,
     rings_worth,
     tree_passes,
+    tree_share,
 )
 from axonn_tune.cost.curve import Curve
 from axonn_tune.spec.blocks import Experts
@@ -122,6 +123,43 @@ class SteppedLinks:
 
 
 @dataclass(frozen=True, eq=False)
+class SteppedTrees:
+    """The measured steps of trees over the groups of an axis, arrays of shape (P,).
+
+    Steps that were measured over two units hold there. Over more of them each further level of the
+    tree adds its hops, and units send the buffer twice where each of two sends it once.
+
+    steps
+        The measured steps of one way, up or down.
+    added_seconds
+        Latency of the hops of one way beyond those that were measured.
+    added_s_per_byte
+        Time for which each byte of the buffer occupies the busiest link longer than it was
+        measured, up and down.
+    """
+
+    steps: SteppedLinks
+    added_seconds: Array
+    added_s_per_byte: Array
+
+    def take(self, rows: Ints) -> SteppedTrees:
+        """Return the trees over the groups of these rows."""
+        return SteppedTrees(
+            self.steps.take(rows), self.added_seconds[rows], self.added_s_per_byte[rows]
+        )
+
+    def seconds(self, nbytes: Array) -> Size:
+        """Return the time up and down the tree with messages of these bytes, shape (P,).
+
+        It is NaN where no step was measured.
+        """
+        if not self.steps.curves:
+            return np.nan
+        added_bytes_seconds = nbytes * self.added_s_per_byte / tree_share(nbytes)
+        return 2.0 * (self.steps.seconds(nbytes) + self.added_seconds) + added_bytes_seconds
+
+
+@dataclass(frozen=True, eq=False)
 class HopDelays:
     """The extra time of hops on one level, beyond latency and bandwidth, in rings that leave it.
 
@@ -164,6 +202,8 @@ class KindLinks:
         Latency of a way up, or down, a binary tree.
     tree_s_per_byte
         Time for which each byte of the buffer occupies the busiest link of a tree, up and down.
+    least_tree_s_per_byte
+        Time that the library expects for each byte of a large buffer on a tree at least.
     curve
         Index of the measured curve that replaces the others, -1 where there is none.
     curves
@@ -180,10 +220,11 @@ class KindLinks:
     ring_seconds: Array
     tree_seconds: Array
     tree_s_per_byte: Array
+    least_tree_s_per_byte: Array
     curve: Ints
     curves: tuple[Curve, ...]
     ring: SteppedLinks
-    tree: SteppedLinks
+    tree: SteppedTrees
     delays: tuple[HopDelays, ...]
 
     def take(self, rows: Ints) -> KindLinks:
@@ -194,6 +235,7 @@ class KindLinks:
             self.ring_seconds[rows],
             self.tree_seconds[rows],
             self.tree_s_per_byte[rows],
+            self.least_tree_s_per_byte[rows],
             self.curve[rows],
             self.curves,
             self.ring.take(rows),
@@ -291,10 +333,11 @@ def axis_links(
     """
     ways = _ways(machine, stride, size, n_ranks)
     in_node = ways.level < machine.node_level
+    least_tree_s_per_byte = _least_tree_s_per_byte(machine, ways)
     kinds = {}
     for kind in KINDS:
         bandwidth, bounding_level = _bandwidth(machine, kind, ways, sent_once)
-        tree_s_per_byte = _tree_s_per_byte(machine, kind, ways)
+        tree_s_per_byte = _tree_s_per_byte(machine, kind, ways, ways.tree_passes)
         for ring in machine.ring_bandwidths:
             is_listed = in_node & (stride == ring.stride) & (size == ring.size)
             bandwidth[is_listed] = ring.bandwidth_bytes_per_s.value
@@ -305,14 +348,6 @@ def axis_links(
         ring_curves = _step_curves(
             [(link.ring_steps, ways.size) for link in machine.links], kind, ways
         )
-        tree_curves = _step_curves(
-            [
-                (link.tree_steps, link.unit_ranks * n_units)
-                for link, n_units in zip(machine.links, ways.n_units, strict=True)
-            ],
-            kind,
-            ways,
-        )
         n_steps = size.astype(np.float64) - 1.0
         kinds[kind] = KindLinks(
             bandwidth,
@@ -320,10 +355,11 @@ def axis_links(
             ring_seconds,
             tree_seconds,
             tree_s_per_byte,
+            least_tree_s_per_byte,
             curve=curve,
             curves=curves,
             ring=SteppedLinks(n_steps, ring_seconds, ways.n_sharing, *ring_curves),
-            tree=SteppedLinks(ways.n_climbed, tree_seconds, ways.n_sharing, *tree_curves),
+            tree=_stepped_trees(machine, kind, ways, tree_seconds, tree_s_per_byte),
             delays=_hop_delays(machine, kind, ways),
         )
     return AxisLinks(
@@ -525,6 +561,44 @@ def _level_curves(
     return index, curves
 
 
+def _stepped_trees(
+    machine: Machine, kind: str, ways: _Ways, tree_seconds: Array, tree_s_per_byte: Array
+) -> SteppedTrees:
+    """Return the measured steps of trees, with what the law adds to those over two units.
+
+    Parameters
+    ----------
+    tree_seconds : array, shape (P,)
+        Latency of a way up a tree.
+    tree_s_per_byte : array, shape (P,)
+        Time for which each byte of the buffer occupies the busiest link of a tree, up and down.
+    """
+
+    def curves_of(n_units: Sequence[Array]) -> tuple[Ints, tuple[Curve, ...]]:
+        return _step_curves(
+            [
+                (link.tree_steps, link.unit_ranks * units)
+                for link, units in zip(machine.links, n_units, strict=True)
+            ],
+            kind,
+            ways,
+        )
+
+    curve, curves = curves_of(ways.n_units)
+    of_two, _ = curves_of([np.full(ways.size.shape, 2.0)] * len(machine.links))
+    is_beyond = (curve >= 0) & (curve == of_two) & (ways.n_climbed > 1.0)
+    n_added = np.where(is_beyond, ways.n_climbed - 1.0, 0.0)
+    hop_seconds = np.array([link.latency_of(kind).value for link in machine.links])
+    added_seconds = n_added * hop_seconds[ways.level]
+    over_two = [np.maximum(units / np.exp2(n_added), 1.0) for units in ways.n_units]
+    passes = _passes_of_trees([*over_two, np.ones(ways.size.shape)], machine.node_level)
+    added_s_per_byte = tree_s_per_byte - _tree_s_per_byte(machine, kind, ways, passes)
+    steps = SteppedLinks(
+        ways.n_climbed - n_added, tree_seconds - added_seconds, ways.n_sharing, curve, curves
+    )
+    return SteppedTrees(steps, added_seconds, np.where(is_beyond, added_s_per_byte, 0.0))
+
+
 def _hop_delays(machine: Machine, kind: str, ways: _Ways) -> tuple[HopDelays, ...]:
     """Return the delays of hops on levels with measured steps, of rings that leave these levels."""
     delays = []
@@ -583,12 +657,28 @@ def _bandwidth(
     return bandwidth, bounding_level
 
 
-def _tree_s_per_byte(machine: Machine, kind: str, ways: _Ways) -> Array:
-    """Return how long a byte of the buffer occupies the busiest link of a tree, shape (P,)."""
+def _tree_s_per_byte(
+    machine: Machine, kind: str, ways: _Ways, tree_passes: Sequence[Array]
+) -> Array:
+    """Return how long a byte of the buffer occupies the busiest link of a tree, shape (P,).
+
+    It leaves a unit of each level so many times.
+    """
     seconds = np.zeros(ways.size.shape)
-    for link, rings, passes in zip(machine.links, ways.crossing, ways.tree_passes, strict=True):
+    for link, rings, passes in zip(machine.links, ways.crossing, tree_passes, strict=True):
         occupied = passes / ring_share(link, kind, rings)
         seconds = np.where(rings > 0, np.maximum(seconds, occupied), seconds)
+    return seconds
+
+
+def _least_tree_s_per_byte(machine: Machine, ways: _Ways) -> Array:
+    """Return how long the library expects a byte of a buffer on a tree to take at least, (P,)."""
+    seconds = np.zeros(ways.size.shape)
+    for link, rings, n_units in zip(machine.links, ways.crossing, ways.n_units, strict=True):
+        if (limits := link.tree_limits) is not None:
+            two, more = limits.two_units_bytes_per_s, limits.more_units_bytes_per_s
+            limit = np.where(n_units > 2, more.value, two.value)
+            seconds = np.maximum(seconds, np.where(n_units > 1, 2.0 * rings / limit, 0.0))
     return seconds
 
 

@@ -374,6 +374,7 @@ def _seconds(operation: Collective, n_ranks: Array, links: KindLinks) -> Array:
         links.around_seconds(chunk_bytes),
         links.tree_seconds,
         links.tree_s_per_byte,
+        links.least_tree_s_per_byte,
         links.ring.seconds(chunk_bytes),
         links.tree.seconds(each_bytes),
     )

@@ -68,15 +68,24 @@ class Journal:
         FileError
             The file exists already or cannot be written.
         """
+        self.require_none()
+        self._append({"owner": owner}, "x")
+
+    def require_none(self) -> None:
+        """Raise FileError if the file exists already."""
         if self.exists():
             raise FileError(
                 f"{self.path} holds an interrupted {self.activity}; "
                 "go on with --resume, or delete it"
             )
-        self._append({"owner": owner}, "x")
 
     def read(self, owner: dict[str, Any]) -> dict[str, Any]:
         """Return the results so far after checking that the journal belongs to `owner`.
+
+        Parameters
+        ----------
+        owner : dict
+            What the results must belong to, or the part of it that is known.
 
         Raises
         ------
@@ -86,10 +95,9 @@ class Journal:
         """
         if not self.exists():
             raise FileError(f"there is nothing to resume: {self.path} does not exist")
-        first_line = next(iter(read_text(self.path, LARGEST_JOURNAL_BYTES).splitlines()), "")
-        head = _record(first_line)
+        head = _record(next(iter(self._lines()), ""))
         kept_owner = None if head is None else head.get("owner")
-        if not isinstance(kept_owner, dict):
+        if not isinstance(kept_owner, dict) or not kept_owner.keys() >= owner.keys():
             raise FileError(
                 f"{self.path}: not the journal of an interrupted {self.activity}; {_TO_BEGIN_ANEW}"
             )
@@ -111,7 +119,7 @@ class Journal:
         FileError
             A line before the last one is malformed.
         """
-        lines = read_text(self.path, LARGEST_JOURNAL_BYTES).splitlines()
+        lines = self._lines()
         results = {}
         for number, line in enumerate(lines[1:], 2):
             record = _record(line)
@@ -136,6 +144,12 @@ class Journal:
     def remove(self) -> None:
         """Delete the file."""
         os.unlink(self.path)
+
+    def _lines(self) -> list[str]:
+        try:
+            return read_text(self.path, LARGEST_JOURNAL_BYTES).splitlines()
+        except FileError as error:
+            raise FileError(f"{error}; {_TO_BEGIN_ANEW}") from None
 
     def _append(self, record: dict[str, Any], mode: str) -> None:
         line = json.dumps(record).encode() + b"\n"

@@ -9,7 +9,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import RANK_IS_PLACE, Program, Start, training_start
 from axonn_tune.spec.layout import AXES, LETTERS, PAPER_ORDER, PIPELINE
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.strategies.axonn4d import Axonn4D
+from axonn_tune.strategies.axonn.axonn4d import Axonn4D
 
 PROGRAM = Program(
     "train_axonn.py",

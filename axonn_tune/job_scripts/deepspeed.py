@@ -14,7 +14,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.job_scripts.framework import Program, Start, training_start
 from axonn_tune.spec.layout import CONTEXT
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.strategies.zero import Zero
+from axonn_tune.strategies.zero.zero import Zero
 
 CONFIG = "ds_config.json"
 # The stages of ZeRO by strategy; ZeRO++ is a kind of the third.

@@ -23,8 +23,8 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.context import context_axes
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.muon_matrices import NEWTON_SCHULZ_STEPS
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.muon_matrices import NEWTON_SCHULZ_STEPS
 from axonn_tune.strategies.pipeline import cut_layers
 
 PROGRAM = "Megatron-LM/pretrain_gpt.py"
@@ -86,6 +86,9 @@ _SHARDED_GRADIENTS = (
 _GRAPH = ("--cuda-graph-impl full_iteration", "--no-check-for-nan-in-loss-and-grad")
 
 
+# With --overlap-grad-reduce, validate_args asserts Transformer Engine 2.8 for it.
+_DELAYED = "--delay-wgrad-compute"
+
 # Modules that Megatron-Core 0.16 (TransformerConfig) refuses with delayed scaling.
 _NOT_DELAYED = {"layernorm", "moe_act"}
 
@@ -131,6 +134,11 @@ def start_of(
     )
     if prediction.scenario.job.optimizer == MUON:
         to_fill_in += ("Install NVIDIA-NeMo/Emerging-Optimizers, which has Muon.",)
+    if any(_DELAYED in line for line in lines):
+        to_fill_in += (
+            "Install Transformer Engine 2.8 or newer, which delays the gradients of weights while "
+            "others are reduced.",
+        )
     return Start({}, command, to_fill_in, environment, _log_remarks(prediction))
 
 
@@ -290,7 +298,7 @@ def _dispatcher_flags(strategy: Megatron3D, job: Job) -> tuple[str, ...]:
         if job.recipe is not None:
             flags = (*flags, "--moe-router-padding-for-quantization")
     if strategy.overlaps_experts:
-        flags = (*flags, "--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute")
+        flags = (*flags, "--overlap-moe-expert-parallel-comm", _DELAYED)
     return flags
 
 

@@ -19,7 +19,7 @@ from axonn_tune.job_scripts.megatron_model import model_flags
 from axonn_tune.spec.layout import CONTEXT, EXPERT, PIPELINE, TENSOR
 from axonn_tune.spec.offload import offloaded_layers
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.strategies.zero import Zero
+from axonn_tune.strategies.zero.zero import Zero
 
 # It asserts its own format of checkpoints. Gradients are copied to where they are reduced, as
 # NVIDIA's recipes have it.

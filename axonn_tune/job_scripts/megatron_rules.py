@@ -10,7 +10,7 @@ from axonn_tune.spec.job import ADAMW, ADEMAMIX, MUON, Job
 from axonn_tune.spec.layout import EXPERT, PIPELINE
 from axonn_tune.spec.recomputation import recomputed_modules
 from axonn_tune.step.prediction import Prediction
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 # --fp4-param-gather is not asked for.
 _LOW_WEIGHTS_UPDATED_ON_HOST = ("fp8-delayed", "nvfp4")
@@ -70,6 +70,17 @@ def _require_captured(job: Job, recompute: str) -> None:
 
 def _require_overlap(prediction: Prediction) -> None:
     """Raise InputError if exchanges of experts do not overlap (TransformerConfig)."""
+    job = prediction.scenario.job
+    if job.dtype == "fp32":
+        raise InputError(
+            "--overlaps-experts: Megatron-Core does not overlap in fp32; allowed: --dtype bf16 or "
+            "fp16, or --no-overlaps-experts"
+        )
+    if job.mtp_modules > 1:
+        raise InputError(
+            f"--overlaps-experts: Megatron-Core does not overlap with --mtp-modules "
+            f"{job.mtp_modules}; allowed: 0, 1, or --no-overlaps-experts"
+        )
     recompute = prediction.configuration.recompute
     if recompute.startswith("full") or "moe" in recomputed_modules(recompute):
         raise InputError(

@@ -8,7 +8,7 @@ from axonn_tune.spec.layout import CONTEXT, EXPERT, PIPELINE, TENSOR
 from axonn_tune.spec.model import RECOMPUTES
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.strategies.pipeline import cut_layers
-from axonn_tune.strategies.zero import Zero
+from axonn_tune.strategies.zero.zero import Zero
 
 PROGRAM = ("python", "-m", "torchtitan.train")
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}

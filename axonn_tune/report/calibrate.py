@@ -46,7 +46,7 @@ def calibration_text(machine: Machine) -> str:
         *(f"Note: {note}." for note in calibration.notes),
         *(
             f"Slow: rank {speed.rank} on {speed.host} multiplies at "
-            f"{100 * speed.speed_fraction:.0f} % of the median rank's rate."
+            f"{percent(speed.speed_fraction, 0)} % of the median rank's rate."
             for speed in calibration.speeds
             if speed.speed_fraction < SLOW_FRACTION
         ),
@@ -84,12 +84,12 @@ def _rates_text(machine: Machine) -> str:
         ],
         [
             "kernels beside a collective take longer by",
-            f"{100 * kernels.slowdown_fraction.value:.0f} %",
+            f"{percent(kernels.slowdown_fraction.value, 0)} %",
             percent(kernels.slowdown_fraction.spread_fraction),
         ],
         [
             "collectives beside kernels take longer by",
-            f"{100 * kernels.collective_slowdown_fraction.value:.0f} %",
+            f"{percent(kernels.collective_slowdown_fraction.value, 0)} %",
             percent(kernels.collective_slowdown_fraction.spread_fraction),
         ],
     ]

@@ -19,7 +19,7 @@ from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
 from axonn_tune.cost.prices import group_seconds
 from axonn_tune.report.figure import new_figure
 from axonn_tune.report.learn import factors_text
-from axonn_tune.report.phrases import size_remark
+from axonn_tune.report.phrases import percent, size_remark
 from axonn_tune.report.records import SCHEMA_VERSION
 from axonn_tune.report.table import Column, cited_table, cited_values, fitted_table_of, table
 from axonn_tune.spec.machine import Machine
@@ -115,10 +115,10 @@ def difference_text(
         rows = [[name, old, new] for name, (old, new) in difference.provenance.items()]
         parts.append(table(rows, ["measured with", "before", "after"]))
     for slow in difference.slow_ranks:
-        earlier = "" if slow.before is None else f", {100 * slow.before:.0f} % before"
+        earlier = "" if slow.before is None else f", {percent(slow.before, 0)} % before"
         parts.append(
-            f"Slow: rank {slow.rank} on {slow.host} multiplies at {100 * slow.after:.0f} % of the "
-            f"median rank's rate{earlier}."
+            f"Slow: rank {slow.rank} on {slow.host} multiplies at {percent(slow.after, 0)} % of "
+            f"the median rank's rate{earlier}."
         )
     if after.learned is not None and after.learned != before.learned:
         parts.append(factors_text(after))
@@ -136,7 +136,7 @@ def _change_row(change: Change) -> list[Any]:
     return [
         change.name,
         *values,
-        "-" if change.change_fraction is None else f"{100 * change.change_fraction:.1f}",
+        "-" if change.change_fraction is None else percent(change.change_fraction),
         "-" if change.z is None else f"{change.z:.1f}",
         change.n_points or "-",
         verdict,

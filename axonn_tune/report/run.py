@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from axonn_tune.report.phrases import signed_percent
 from axonn_tune.report.records import SCHEMA_VERSION, record
 from axonn_tune.report.table import table
 from axonn_tune.spec.measurement import WARM_UP_STEPS, Measurement
@@ -64,10 +65,11 @@ def run_text(
             "predicted nothing: no hardware profile is known for this machine; give --machine"
         )
     else:
-        error = 100 * (prediction.step_seconds / measurement.median_step_seconds - 1)
+        error = prediction.step_seconds / measurement.median_step_seconds - 1
         lines.append(
             f"predicted {format_seconds(prediction.step_seconds)} on {scenario.machine.name} "
-            f"({error:+.1f} % of the median), {_predicted_memory_text(prediction, measurement)}"
+            f"({signed_percent(error)} % of the median), "
+            f"{_predicted_memory_text(prediction, measurement)}"
         )
     return "\n".join([*lines, "", _operations_text(operations, n_operations)])
 

@@ -117,7 +117,7 @@ def tie_lines(ranking: Ranking) -> list[str]:
         return []
     count = tied(p_best, TIE_SHARE)
     return [
-        f"No clear winner: {count} rows share {100 * TIE_SHARE:.0f} % of the chance to be the "
+        f"No clear winner: {count} rows share {percent(TIE_SHARE, 0)} % of the chance to be the "
         "fastest; the spreads of the profile do not tell them apart."
     ]
 

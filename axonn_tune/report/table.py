@@ -21,7 +21,7 @@ _INDENT = "    "
 
 @contextmanager
 def tables_of_width(width: int) -> Iterator[None]:
-    """Let tables that are made meanwhile have lines of so many characters."""
+    """Let lines of tables that are made meanwhile have up to `width` characters."""
     before = _table_width.set(width)
     try:
         yield

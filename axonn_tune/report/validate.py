@@ -88,14 +88,14 @@ def _summary(validation: Validation, agreement: Agreement) -> str:
         lines.append(f"regret   unknown: the suggested {suggested.configuration} failed")
     else:
         lines.append(
-            f"regret   {100 * agreement.regret:.1f} %: suggested {suggested.configuration.layout} "
+            f"regret   {percent(agreement.regret)} %: suggested {suggested.configuration.layout} "
             f"({format_seconds(suggested.measured_seconds)}), best measured "
             f"{best.configuration.layout} ({format_seconds(best.measured_seconds)})"
         )
     if agreement.memory_mape is not None:
         most = max(outcome.peak_memory_bytes or 0.0 for outcome in validation.measured)
         lines.append(
-            f"memory   mean error {100 * agreement.memory_mape:.1f} % of the tensors' peak, "
+            f"memory   mean error {percent(agreement.memory_mape)} % of the tensors' peak, "
             f"most {gib(most):.2f} GiB"
         )
     return "\n".join(lines)

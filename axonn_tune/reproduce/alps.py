@@ -13,7 +13,7 @@ from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.megatron3d import megatron_of
+from axonn_tune.strategies.megatron.megatron3d import megatron_of
 
 # CSCS's tests expect a rate of steps, whose tokenizer is taken to be that of Apertus.
 _TOKENS_OF_TESTS = 131072

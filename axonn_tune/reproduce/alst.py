@@ -9,7 +9,7 @@ from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to, numbers
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import CONTEXT
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 
 def arctic_long_sequences(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:

@@ -13,8 +13,8 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.programs import RING
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.strategy import Strategy
-from axonn_tune.strategies.megatron3d import Megatron3D, megatron_of
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D, megatron_of
+from axonn_tune.strategies.zero.zero import zero3
 
 _SOURCE = "NVIDIA-NeMo/Automodel, docs/performance-summary.md (Apache-2.0)"
 

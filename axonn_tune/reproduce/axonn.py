@@ -23,8 +23,8 @@ from axonn_tune.spec.layout import AXES, grid_layout, parse_layout
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
 from axonn_tune.step.prediction import Prediction, hardware_flops
-from axonn_tune.strategies.axonn4d import Axonn4D, padded_vocabulary
-from axonn_tune.strategies.megatron3d import Megatron3D, megatron_of
+from axonn_tune.strategies.axonn.axonn4d import Axonn4D, padded_vocabulary
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D, megatron_of
 from axonn_tune.units import gib
 
 # Engines of the runs: that of the papers, and the one of the public logs, whose grid is known. On

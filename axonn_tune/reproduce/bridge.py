@@ -21,7 +21,7 @@ from axonn_tune.spec.job import ADAMW, MUON, Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.megatron3d import megatron_of
+from axonn_tune.strategies.megatron.megatron3d import megatron_of
 
 # The steps to which the host's times for experts are fitted, those to which the clock is that GB200
 # holds in training, and those to which the rates of NVFP4 are that GB200 and GB300 reach: model,

@@ -22,7 +22,7 @@ from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.tuning import Adapters
-from axonn_tune.strategies.megatron3d import megatron_of
+from axonn_tune.strategies.megatron.megatron3d import megatron_of
 
 _SOURCES = {
     "MLPerf": "MLPerf Training v4.0 to v6.0 (Apache-2.0)",

@@ -13,7 +13,7 @@ from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 # Hidden size, layers and heads of MPT models.
 _MPT_SHAPES = {

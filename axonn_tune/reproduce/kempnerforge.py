@@ -13,7 +13,7 @@ from axonn_tune.spec.links import RingBandwidth
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 _SOURCE = "KempnerInstitute/KempnerForge at 5666d0d, benchmarks (MIT)"
 _RANKS_PER_NODE = 4

@@ -8,7 +8,7 @@ from dataclasses import replace
 from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, held_to, numbers, with_fused_loss
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.megatron3d import megatron_of
+from axonn_tune.strategies.megatron.megatron3d import megatron_of
 
 # The source names neither the recipe of 8 bits nor the type of summed gradients.
 _ASSUMED = ("network", "recomputation", "software")

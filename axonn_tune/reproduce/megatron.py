@@ -13,7 +13,7 @@ from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.megatron3d import Megatron3D, megatron_of
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D, megatron_of
 
 
 def megatron_search(scenario: Scenario, row: Row, recompute: str = "full") -> Search:

@@ -11,7 +11,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.offload import LAYERS
 from axonn_tune.spec.quantity import Quantity
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 _SOURCES = {
     "Megatron-Bridge": "NVIDIA-NeMo/Megatron-Bridge (Apache-2.0)",

@@ -13,7 +13,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.megatron3d import megatron_of
+from axonn_tune.strategies.megatron.megatron3d import megatron_of
 
 _SEQ_LEN = 4096
 _VOCABULARY = 131072
@@ -23,27 +23,36 @@ _SCATTERING_GPUS = 512
 # between looks at whether a message of shapes has passed (pipeline_parallel/p2p.py). There are two
 # for each tensor, and a forward pass hands on two tensors.
 _SLEEPING_SECONDS = 2 * 2 * 0.1
+# A run without stages waited if it took so much longer than another one with no less to do in a
+# slot. No run lies between 1.24 and 1.33.
+_WAITING_RATIO = 1.3
 # With so many tensor ranks no run is awake to be compared with: its slots are about as long with 4
 # or 8 stages as with 2, as those of runs that slept. Without sleep they are half as long.
 _ALWAYS_SLEEPING_RANKS = 32
+_SLEEPING_REVISION = "nanotron-2024-12"
 
 
 def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield measured steps; the profile describes the machine on which they ran.
 
     The steps of 1B on up to 16 nodes are those on which the engine's times of the host were
-    fitted. Runs that slept between their stages are set apart, and their hosts wait for each
-    message, as in the revision that sleeps. Only rank 0, which is in the first stage, wrote down
+    fitted. Which revision of the engine made a run is not stated. Runs with stages on 64 nodes or
+    with 32 tensor ranks are assumed to be of one that sleeps, as all but two of them seem to be.
+    Other runs that slept between their stages are set apart, and their hosts wait for each message,
+    as in that revision. So are runs without stages whose hosts waited in each collective as hosts
+    of stages do. Only rank 0, which is in the first stage, wrote down
     its memory (nanotron 67c5ebb6, helpers.py, write_to_csv): what its allocator has reserved at the
     end of the third step (trainer.py, train_step_logs). What it has allocated would not depend on
     the micro-batch, since each step resets the peak after its passes (logging.py, log_memory).
     """
     engine = loaders.engine("nanotron")
-    waiting = _with_waiting_hosts(engine)
+    sleeping = loaders.engine(_SLEEPING_REVISION)
+    awake = replace(sleeping, megatron=replace(sleeping.megatron, poll_seconds=None))
+    waiting = replace(engine, waits_without_stages=True)
     machine = loaders.machine("aws-p5-2024")
     paper = Paper("nanotron", "Ultra-Scale Playbook of Hugging Face (Apache-2.0)", machine)
     fitting = replace(paper, is_fitted=True)
-    for row, has_slept in zip(rows, slept(rows), strict=True):
+    for row, has_slept, has_waited in zip(rows, slept(rows), waited(rows), strict=True):
         layout = f"TP {row['tensor']}, PP {row['pipeline']}, DP {row['data']}"
         subject = f"{row['model']}, {layout}, micro-batch {row['micro_batch']}"
         is_scattering = _is_scattering(row)
@@ -53,11 +62,15 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             "step_seconds": float(row["step_seconds"]),
             "first_stage_gib": float(row["memory_gib"]),
         }
-        search = _search(row, machine, waiting if has_slept else engine)
+        sleeps = _is_assumed_to_sleep(row)
+        used = sleeping if sleeps else awake if has_slept else waiting if has_waited else engine
+        search = _search(row, machine, used)
         run = (fitting if is_fitted else paper).run(
             f"{row['model']}, {nodes}", subject, search, published
         )
-        yield replace(run, is_set_apart=has_slept)
+        assumed = ("software",) if sleeps else ()
+        is_set_apart = (has_slept and not sleeps) or has_waited
+        yield replace(run, assumed=assumed, is_set_apart=is_set_apart)
 
 
 def slept(rows: Sequence[Row]) -> list[bool]:
@@ -79,6 +92,30 @@ def slept(rows: Sequence[Row]) -> list[bool]:
     ]
 
 
+def waited(rows: Sequence[Row]) -> list[bool]:
+    """Return of each run without stages whether its host waited in the collectives of its group.
+
+    Such a run took longer for each slot than another one of the same model and tensor group that
+    has no less to do in a slot: at least its micro-batch, and at most as many slots, since the end
+    of a step counts in each of them.
+    """
+    alone = [row for row in rows if not _has_stages(row) and int(row["tensor"]) > 1]
+    groups = grouped(alone, lambda row: (row["model"], row["tensor"]))
+    return [
+        not _has_stages(row)
+        and int(row["tensor"]) > 1
+        and _slot_seconds(row)
+        >= _WAITING_RATIO
+        * min(
+            _slot_seconds(other)
+            for other in groups[row["model"], row["tensor"]]
+            if int(other["micro_batch"]) >= int(row["micro_batch"])
+            and _n_slots(other) <= _n_slots(row)
+        )
+        for row in rows
+    ]
+
+
 def _has_stages(row: Row) -> bool:
     """Return whether a run has a pipeline."""
     return int(row["pipeline"]) > 1
@@ -94,10 +131,10 @@ def _least_seconds(row: Row, group: Iterable[Row]) -> float:
     )
 
 
-def _with_waiting_hosts(engine: Engine) -> Engine:
-    """Return the engine whose hosts wait until each message between stages has passed."""
-    memory = replace(engine.memory, awaits_messages=True, finished_passes=None)
-    return replace(engine, memory=memory)
+def _is_assumed_to_sleep(row: Row) -> bool:
+    """Return whether a run is of a kind that the sleeping revision is assumed to have made."""
+    has_many_ranks = int(row["tensor"]) == _ALWAYS_SLEEPING_RANKS
+    return _has_stages(row) and (has_many_ranks or _is_scattering(row))
 
 
 def _is_scattering(row: Row) -> bool:
@@ -106,10 +143,14 @@ def _is_scattering(row: Row) -> bool:
 
 
 def _slot_seconds(row: Row) -> float:
-    """Return the time of a step over its micro-batches and the slots that fill the pipeline."""
+    """Return the time of a step over its slots."""
+    return float(row["step_seconds"]) / _n_slots(row)
+
+
+def _n_slots(row: Row) -> int:
+    """Return the number of micro-batches and of the slots that fill the pipeline."""
     sequences = int(row["data"]) * int(row["micro_batch"])
-    n_slots = int(row["global_batch"]) // sequences + int(row["pipeline"]) - 1
-    return float(row["step_seconds"]) / n_slots
+    return int(row["global_batch"]) // sequences + int(row["pipeline"]) - 1
 
 
 def _search(row: Row, machine: Machine, engine: Engine) -> Search:

@@ -25,7 +25,7 @@ from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.precision import FULL
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.megatron3d import megatron_of
+from axonn_tune.strategies.megatron.megatron3d import megatron_of
 
 # What the groups of steps of a precision are called; all others are in 8 bits.
 _BITS = {FULL: "", "nvfp4": " in 4 bits"}

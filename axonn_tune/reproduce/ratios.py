@@ -9,7 +9,7 @@ from axonn_tune.reproduce.runs import Loaders, Row, held_to
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.zero import Zero, zero3, zero_topo, zeropp
+from axonn_tune.strategies.zero.zero import Zero, zero3, zero_topo, zeropp
 
 # Numerator and denominator of each ratio.
 _RATIOS = {

@@ -23,8 +23,8 @@ from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.megatron3d import megatron_of
-from axonn_tune.strategies.zero import zero3, zeropp
+from axonn_tune.strategies.megatron.megatron3d import megatron_of
+from axonn_tune.strategies.zero.zero import zero3, zeropp
 
 
 def against_zero3(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:

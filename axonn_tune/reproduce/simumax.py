@@ -15,7 +15,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.programs import ULYSSES
 from axonn_tune.spec.quantity import Quantity
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.megatron3d import megatron_of
+from axonn_tune.strategies.megatron.megatron3d import megatron_of
 
 _N_GPUS = 8
 _AXES = ("tensor", "context", "pipeline", "data")

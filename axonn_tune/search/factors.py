@@ -18,13 +18,16 @@ def divisors(n: int) -> Ints:
 def factorisations(n_gpus: int, n_factors: int = 4) -> Ints:
     """Return all ordered factorisations of a count, shape (factors, number of layouts)."""
     factors = divisors(n_gpus)
-    chosen = np.ones((0, 1), dtype=np.int64)
+    quotient, divisor = np.nonzero(factors[:, None] % factors == 0)
+    n_divisors = np.bincount(quotient)
+    first = np.cumsum(n_divisors) - n_divisors
+    chosen: list[Ints] = []
+    # Which factor is left to be split, one entry for each factorisation so far.
+    left = np.array([factors.size - 1])
     for _ in range(n_factors - 1):
-        chosen = np.concatenate(
-            [
-                np.repeat(chosen, factors.size, axis=1),
-                np.tile(factors, chosen.shape[1])[None],
-            ]
-        )
-        chosen = chosen[:, n_gpus % chosen.prod(axis=0) == 0]
-    return np.concatenate([chosen, n_gpus // chosen.prod(axis=0, keepdims=True)])
+        counts = n_divisors[left]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        taken = divisor[np.repeat(first[left], counts) + within]
+        chosen = [*(np.repeat(sizes, counts) for sizes in chosen), factors[taken]]
+        left = np.searchsorted(factors, np.repeat(factors[left], counts) // factors[taken])
+    return np.stack([*chosen, factors[left]])

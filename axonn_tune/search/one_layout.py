@@ -25,7 +25,9 @@ from axonn_tune.search.rank import (
 )
 from axonn_tune.search.search import Search
 from axonn_tune.spec.candidates import Placements
+from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.layout import Layout, parse_ordered_layout
+from axonn_tune.spec.recomputation import MODULES
 from axonn_tune.step.memory import host_memory_bytes, memory_bytes, memory_interval_bytes
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import counted, gib
@@ -125,7 +127,23 @@ def why_not(search: Search, layout: Layout | str) -> str:
     return (
         f"{best.ordered_layout}: allowed; with its best configuration (micro-batch "
         f"{best.micro_batch}, recompute {best.recompute}) {place} {slower:.3f} times the best step"
+        f"{_untried_remark(search, best)}"
     )
+
+
+def _untried_remark(search: Search, best: Configuration) -> str:
+    """Name recomputations that a search leaves out, if they may make a layout faster.
+
+    Mixtures are trained with these modules recomputed where memory is short (DeepSeek-V3, arXiv
+    2412.19437, section 3.2.3).
+    """
+    model = search.scenario.model
+    can_recompute = set(search.scenario.strategy.recomputed_modules)
+    if not search.partial_recompute or best.recompute == "none" or model.is_dense:
+        return ""
+    of_model = {"layernorm", "moe_act"} | ({"mla_up_proj"} if model.latent_attention else set())
+    modules = ",".join(name for name in MODULES if name in of_model & can_recompute)
+    return f"; --recompute selective:{modules} was not tried" if modules else ""
 
 
 def _row_of(ranking: Ranking, wanted: Placements) -> int | None:

@@ -39,6 +39,8 @@ class Passes:
         Durations of those of the warm-up and of the drain with virtual stages, shape (kinds, C).
     transfer_seconds, beside_seconds
         Time of a transfer to the next stage where ranks wait for it, and where they do not.
+    handover_seconds
+        How long two stages stand still together for what is handed forward, and backward.
     sync_seconds
         Time that the synchronising micro-batch adds, and what other micro-batches run beside.
     work_seconds
@@ -54,6 +56,7 @@ class Passes:
     alone: Array
     transfer_seconds: Array
     beside_seconds: Array
+    handover_seconds: tuple[float, float]
     sync_seconds: Array
     work_seconds: Array
 
@@ -73,6 +76,7 @@ class Passes:
                 self.places,
                 self.beside_seconds[rows],
                 self.alone[:, rows],
+                self.handover_seconds,
             )
         return seconds
 
@@ -150,6 +154,7 @@ def passes_of(
         alone,
         np.where(pipeline.sends_beside, 0.0, transfer_seconds),
         np.where(pipeline.sends_beside, transfer_seconds, 0.0),
+        pipeline.handover_seconds,
         sync_seconds,
         work.seconds,
     )

@@ -4,7 +4,8 @@ They are played in these steps:
 
 1. `orders.ordered_passes` lists what a rank runs, in a fixed order. A slot, which holds one pass or
    two, starts when the rank's previous slot has ended and the results that it needs from
-   neighbouring stages (`source_of`) have arrived.
+   neighbouring stages (`source_of`) have arrived. Where ranks stand still together while one
+   hands a result to the other, that takes a slot of both (`handovers`).
 2. `_schedule` sorts the slots of all ranks into levels, so that each depends on slots of
    earlier levels only. This does not depend on durations, so that all candidates share it.
 3. `_played` computes when the passes end, one level after another, for many candidates at once.
@@ -25,6 +26,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from axonn_tune.simulate.handovers import NO_HANDOVERS, handover_durations, with_handovers
 from axonn_tune.simulate.orders import (
     BACKWARD,
     FORWARD,
@@ -35,7 +37,7 @@ from axonn_tune.simulate.orders import (
     ordered_passes,
 )
 from axonn_tune.spec.candidates import Ints
-from axonn_tune.spec.plan import Array
+from axonn_tune.spec.plan import NO_HANDOVER, Array
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
 
 # A round is `n_stages` micro-batches. With virtual stages or two flows, at most this many rounds
@@ -105,6 +107,7 @@ def passes(
     places: tuple[int, ...] = (),
     beside_seconds: float = 0.0,
     alone: Array | None = None,
+    handover_seconds: tuple[float, float] = NO_HANDOVER,
 ) -> list[PlayedPass]:
     """Return every pass of one candidate, rank by rank in the order in which each rank runs them.
 
@@ -118,17 +121,18 @@ def passes(
         Time of a transfer to the next stage, which is a part of every pass.
     alone : array, shape (kinds,)
         Durations of passes of the warm-up and of the drain; by default those of all others.
-    schedule, places, beside_seconds
+    schedule, places, beside_seconds, handover_seconds
         They are those of `pipeline_seconds`.
     """
-    shape = _Shape(schedule, n_stages, n_virtual, places)
+    shape = _Shape(schedule, n_stages, n_virtual, places, any(handover_seconds))
     order = _schedule(shape, _per_flow(schedule, n_micro))
     beside = np.full(1, beside_seconds)
     each, each_alone = (
         of_kinds[: shape.n_kinds, None]
         for of_kinds in (seconds, seconds if alone is None else alone)
     )
-    duration = _durations(each, np.full(1, transfer_seconds), beside, each_alone)
+    transfer = np.full(1, transfer_seconds)
+    duration = _durations(each, transfer, beside, each_alone, handover_seconds)
     is_second = order.place > 0
     length = duration[order.row, 0]
     of_slot = np.bincount(order.slot, weights=length)[order.slot]
@@ -158,12 +162,15 @@ class _Shape:
 
     schedule, n_stages, n_virtual, places
         They are those of `pipeline_seconds`.
+    has_handovers
+        Whether ranks stand still together while one hands a result to the other.
     """
 
     schedule: str
     n_stages: int
     n_virtual: int
     places: tuple[int, ...]
+    has_handovers: bool = False
 
     @property
     def last(self) -> int:
@@ -252,7 +259,8 @@ class _Schedule:
         whether no other pass can run beside it, and row of `_durations` of each pass, the passes of
         one rank after those of another.
     rows
-        Rows of `_durations` of the passes of each slot, shape (passes of a slot, slots + 1).
+        Rows of `_durations` of the passes of each slot, or of its hand-over, shape (passes of a
+        slot, slots + 1).
     is_steady
         Whether each slot is one of those in which forward and backward passes alternate, so that
         its result may travel beside the next one, shape (slots + 1,).
@@ -295,20 +303,25 @@ def kind_of(direction: IntOrInts, place: IntOrInts) -> IntOrInts:
 
 
 def _durations(
-    seconds: Array, transfer_seconds: Array, beside_seconds: Array, alone: Array
+    seconds: Array,
+    transfer_seconds: Array,
+    beside_seconds: Array,
+    alone: Array,
+    handover_seconds: tuple[float, float] = NO_HANDOVER,
 ) -> Array:
-    """Return the durations of passes, shape (3 kinds + 1, C).
+    """Return the durations of passes and of hand-overs, shape (3 kinds + 1 + kinds of these, C).
 
     First come those of a slot's first pass, with its transfer, then those of its second pass, whose
     transfer runs beside the first one's, then those of a pass of the warm-up or of the drain
-    (`alone`), whose transfers run beside nothing, and then nothing. Gradients of weights are not
-    sent.
+    (`alone`), whose transfers run beside nothing, then nothing, and then those of hand-overs.
+    Gradients of weights are not sent.
     """
     is_sent = (np.arange(len(seconds)) % _N_DIRECTIONS != WEIGHT)[:, None]
     with_transfer = seconds + is_sent * transfer_seconds
     alone_with_transfer = alone + is_sent * (transfer_seconds + beside_seconds)
     nothing = np.zeros_like(seconds[:1])
-    return np.concatenate([with_transfer, seconds, alone_with_transfer, nothing])
+    of_handovers = handover_durations(handover_seconds, seconds.shape[1])
+    return np.concatenate([with_transfer, seconds, alone_with_transfer, nothing, of_handovers])
 
 
 @lru_cache(maxsize=256)
@@ -320,6 +333,10 @@ def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
         for rank in range(n_stages)
     ]
     ends = np.cumsum([order[0, -1] + 1 for order in orders])
+    handovers = NO_HANDOVERS
+    if shape.has_handovers:
+        orders, handovers = with_handovers(orders, n_micro)
+        ends += np.cumsum(np.bincount(handovers.rank, minlength=n_stages))
     starts = np.array([0, *ends[:-1]])
     rank = np.repeat(np.arange(n_stages), [order.shape[1] for order in orders])
     number, place, direction, chunk, micro = np.concatenate(orders, axis=1)
@@ -334,6 +351,9 @@ def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
     sources[0] = np.arange(-1, n_slots)
     sources[0, starts + 1] = 0
     sources[1 + place, slot] = _needed(index_of, shape.n_flows)[direction, stage, micro]
+    handed = 1 + handovers.number + starts[handovers.rank]
+    # Both ranks wait for the one that comes later.
+    sources[1, handed] = sources[0, handed[handovers.partner]]
     levels = list(_levels(sources[1:], ends))
     by_level = np.concatenate([np.zeros(1, dtype=np.int64), *levels])
     number = np.empty_like(by_level)
@@ -346,6 +366,7 @@ def _schedule(shape: _Shape, n_micro: int) -> _Schedule:
     row = kind + shape.n_kinds * np.where(place > 0, 1, 2 * is_alone)
     rows = np.full((place.max() + 1, n_slots + 1), 3 * shape.n_kinds)
     rows[place, slot] = row
+    rows[0, number[handed]] = 3 * shape.n_kinds + 1 + handovers.kind
     is_steady = np.zeros(n_slots + 1, dtype=bool)
     is_steady[slot] = ~is_alone
     travels = is_steady[sources] & (rank_of[sources] != rank_of)
@@ -459,6 +480,7 @@ def pipeline_seconds(
     places: tuple[int, ...] = (),
     beside_seconds: Array | None = None,
     alone: Array | None = None,
+    handover_seconds: tuple[float, float] = NO_HANDOVER,
 ) -> Array:
     """Return the time from the first forward to the last backward pass of all ranks.
 
@@ -484,17 +506,20 @@ def pipeline_seconds(
     alone : array, shape (kinds, C)
         Durations of passes of the warm-up and of the drain with virtual stages; by default those
         of all others.
+    handover_seconds : tuple of float
+        How long two neighbouring ranks stand still together while one hands the result of a
+        forward pass, or of a backward pass, to the other; with 1F1B without virtual stages only.
 
     Returns
     -------
     ndarray, shape (C,) [s]
     """
-    shape = _Shape(schedule, n_stages, n_virtual, places)
+    shape = _Shape(schedule, n_stages, n_virtual, places, any(handover_seconds))
     beside = np.zeros_like(transfer_seconds) if beside_seconds is None else beside_seconds
     usual, of_alone = (
         each[: shape.n_kinds] for each in (seconds, seconds if alone is None else alone)
     )
-    duration = _durations(usual, transfer_seconds, beside, of_alone)
+    duration = _durations(usual, transfer_seconds, beside, of_alone, handover_seconds)
     n_micro = _per_flow(schedule, np.broadcast_to(np.asarray(n_micro), transfer_seconds.shape))
     result = np.empty(n_micro.shape)
     n_played = 2 * shape.micro_of_start + shape.micro_of_state + shape.period

@@ -267,6 +267,8 @@ class Engine:
     stage_wait_seconds
         Time for which the host waits in each collective of a stage, for each rank of the group,
         where the pipeline spans several nodes; None for none.
+    waits_without_stages
+        Whether its host waits as long where there is no pipeline and a job spans several nodes.
     awaits_device
         Whether the host waits for the device before each micro-step or pass, and so issues nothing
         of it ahead.
@@ -300,6 +302,7 @@ class Engine:
     mixture_issue_seconds: Quantity | None = None
     expert_issue_seconds: Quantity | None = None
     stage_wait_seconds: Quantity | None = None
+    waits_without_stages: bool = False
     awaits_device: bool = False
     memory: MemoryForm = MemoryForm()
     offload: OffloadProgram | None = None

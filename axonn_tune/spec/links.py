@@ -86,6 +86,30 @@ class Steps:
 
 
 @dataclass(frozen=True)
+class TreeLimits:
+    """The bandwidth that the library expects of trees at most, all NICs of a unit together.
+
+    By it the library chooses between a ring and trees, whether or not trees are in fact that slow.
+    The buffer of an all-reduce counts twice, for its ways up and down.
+
+    two_units_bytes_per_s, more_units_bytes_per_s
+        Limit over two units, and over more.
+    """
+
+    two_units_bytes_per_s: Quantity
+    more_units_bytes_per_s: Quantity
+
+    def __post_init__(self) -> None:
+        for name in ("two_units_bytes_per_s", "more_units_bytes_per_s"):
+            require_positive("tree limits", name, getattr(self, name).value)
+
+    def check_possible(self) -> None:
+        """Raise InputError unless trees can have these limits."""
+        for name in ("two_units_bytes_per_s", "more_units_bytes_per_s"):
+            require_amount("tree limits", name, getattr(self, name).value)
+
+
+@dataclass(frozen=True)
 class LinkLevel:
     """The links that join the units of one level.
 
@@ -110,6 +134,8 @@ class LinkLevel:
         Steps of hops on this level in rings that also cross a level further out. Groups inside the
         level may be served otherwise: NCCL lets a switch gather and sum within one node only
         (NVIDIA/nccl, src/graph/tuning.cc, NVLS).
+    tree_limits
+        What the library expects of trees at most; None where links are all that limits them.
     is_switch
         Whether a non-blocking switch joins the ranks, so that a group takes as long as any other
         group of as many ranks, whatever its stride and whichever other groups communicate.
@@ -125,6 +151,7 @@ class LinkLevel:
     ring_steps: Steps | None = None
     tree_steps: Steps | None = None
     hop_steps: Steps | None = None
+    tree_limits: TreeLimits | None = None
     is_switch: bool = False
 
     def __post_init__(self) -> None:
@@ -156,6 +183,8 @@ class LinkLevel:
             require_between(owner, f"kind_fraction.{kind}", fraction.value, least, most)
         for name, latency in self._latencies():
             require_wait(owner, name, latency)
+        if self.tree_limits is not None:
+            self.tree_limits.check_possible()
 
     def _latencies(self) -> Iterator[tuple[str, float]]:
         yield "latency_seconds", self.latency_seconds.value

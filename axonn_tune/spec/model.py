@@ -438,6 +438,14 @@ class Model:
         """Return the number of elements of a layer's matrices that no router chooses."""
         return sum(linear.parameters for linear in self.linears_of(block))
 
+    def matrix_parameters_of(self, block: Block) -> float:
+        """Return the number of elements of a layer's matrices, with its router and all experts."""
+        elements = self.matmul_parameters_of(block)
+        if block.has_experts and self.experts is not None:
+            of_expert = (self.gate_factor + 1.0) * self.hidden_size * self.experts.hidden_size
+            elements += self.n_experts * (self.hidden_size + of_expert)
+        return elements
+
     @property
     def norm_parameters(self) -> int:
         """The number of elements of one norm."""

@@ -31,6 +31,8 @@ Array: TypeAlias = npt.NDArray[np.float64]
 # An array of shape (C,); a number stands for an array that holds the same value everywhere.
 Size: TypeAlias = Array | float
 
+# How long two stages stand still while one hands forward, and backward, if nothing holds them up.
+NO_HANDOVER = (0.0, 0.0)
 MODES = ("NN", "NT", "TN")
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
 # Collectives that a ring carries out in steps, of which each passes one chunk on.
@@ -488,6 +490,9 @@ class Pipeline:
     sends_beside
         Whether a rank computes while its results travel, once forward and backward passes
         alternate, shape (C,).
+    handover_seconds
+        How long the ranks of two neighbouring stages stand still together when one hands forward,
+        or backward, what a pass has formed, besides `transfer`.
     aligns_gathers
         Whether the first stages of all ranks start to gather new weights when the step begins, if a
         rank has several stages. Otherwise each stage starts when the first micro-batch arrives.
@@ -510,6 +515,7 @@ class Pipeline:
     beside: Stage | None = None
     n_beside: np.ndarray | float = 0.0
     sends_beside: np.ndarray | float = False
+    handover_seconds: tuple[float, float] = NO_HANDOVER
     aligns_gathers: bool = True
     schedule: str = ONE_F_ONE_B
     others: tuple[Stage, ...] = ()
@@ -627,6 +633,13 @@ class StepPlan:
         stages = [parts for times, parts in self.last_passes for _ in range(int(np.max(times)))]
         phases = [phase for parts in stages for part in parts for phase in part.phases]
         return Part("microstep", tuple(phases))
+
+    @property
+    def all_passes(self) -> list[tuple[Part, ...]]:
+        """The passes of a micro-batch through each kind of virtual stage, or through all layers."""
+        if self.pipeline is None:
+            return [parts for _, parts in self.last_passes]
+        return [stage.passes for stage in self.pipeline.stages]
 
     @property
     def last_passes(self) -> list[tuple[Array, tuple[Part, ...]]]:

@@ -183,7 +183,9 @@ class StepPoint(_Timed):
         Kind of collective; empty for every kind that runs on a ring.
     above_ranks
         The point holds for groups of more ranks than this, up to the next larger number that the
-        points of its kind name. A tree counts all ranks of the units that it joins.
+        points of its kind name. A tree counts all ranks of the units that it joins. A point of a
+        tree that holds for two units was measured there: over more units, for which the points name
+        no number, the law adds what further levels of the tree take.
     nbytes
         Size of the chunk, or of the message of a tree.
     seconds

@@ -13,7 +13,7 @@ from axonn_tune.spec.checks import (
     require_choice,
     require_count,
 )
-from axonn_tune.spec.facts import LARGEST_FACTOR, require_facts
+from axonn_tune.spec.facts import LARGEST_FACTOR, require_facts, value_or
 from axonn_tune.spec.layout import CONTEXT, TENSOR
 from axonn_tune.spec.quantity import Quantity
 
@@ -191,12 +191,20 @@ class MegatronProgram(SharedFacts):
         Whether each rank of a tensor group sends its part of the residual stream to the next stage,
         where these are gathered, if every rank holds the whole stream (SC21, section 4.1). Without
         it each rank sends the whole stream. With sequence parallelism a rank holds a part only.
+    poll_seconds
+        Time for which the host of a stage sleeps, at least once, until a message has passed that
+        says which tensor a neighbour will send; None where no host sleeps.
+    forward_messages, backward_messages
+        Number of such messages for what one micro-batch hands to the next stage, and to the one
+        before.
     reruns_attention
         Whether selective recomputation runs attention again even if one kernel computes it, which
         saves next to no memory.
     balances_stages
         Whether layers are spread over the stages of a pipeline so that the stages have equal
         products, the head's included, instead of equal numbers of layers.
+    exceeds_shares
+        Whether a stage with equal products takes one more layer if it has exactly its share.
     overlaps_experts
         Whether tokens travel to and from experts while another micro-batch computes.
     combined_issues
@@ -279,8 +287,12 @@ class MegatronProgram(SharedFacts):
     launches_per_weight: bool = False
     view_seconds: Quantity | None = None
     scatters_transfers: bool = True
+    poll_seconds: Quantity | None = None
+    forward_messages: int = 0
+    backward_messages: int = 0
     reruns_attention: bool = False
     balances_stages: bool = False
+    exceeds_shares: bool = False
     overlaps_experts: bool = False
     combined_issues: Quantity | None = None
     overlaps_tensor: bool = False
@@ -308,10 +320,23 @@ class MegatronProgram(SharedFacts):
         for layer in self.low_sums:
             require_choice("megatron", "low_sums", layer, SUMMED_LAYERS)
         require_count("megatron", "experts_at_once", self.experts_at_once)
+        for name in ("forward_messages", "backward_messages"):
+            require_count("megatron", name, getattr(self, name), least=0)
         require_amount("megatron", "bucket_elements", self.bucket_elements)
         per_replica = self.bucket_elements_per_replica
         require_between("megatron", "bucket_elements_per_replica", per_replica, 0, LARGEST_AMOUNT)
-        require_facts("megatron", self, ("view_seconds",), 0.0, LONGEST_WAIT_SECONDS)
+        waits = ("view_seconds", "poll_seconds")
+        require_facts("megatron", self, waits, 0.0, LONGEST_WAIT_SECONDS)
+
+    @property
+    def handover_seconds(self) -> tuple[float, float]:
+        """How long two stages sleep while one hands forward, or backward, what a pass has formed.
+
+        A look at a message that has just been posted finds it under way, so that each message costs
+        both hosts a sleep.
+        """
+        seconds = value_or(self.poll_seconds, 0.0)
+        return self.forward_messages * seconds, self.backward_messages * seconds
 
 
 @dataclass(frozen=True)

@@ -130,14 +130,18 @@ class Scenario:
     def wait_seconds_per_rank(self, plan: StepPlan, part: Part) -> Size:
         """Return how long the host waits in each collective of a part, for each of its ranks.
 
-        It does so in the stages of a pipeline that spans several nodes, shape (C,).
+        It does so in the stages of a pipeline that spans several nodes, shape (C,), and in a job on
+        several nodes if its engine waits without stages.
         """
-        waits = self.strategy.engine.stage_wait_seconds
-        if waits is None or plan.pipeline is None or part is plan.step_end:
+        engine = self.strategy.engine
+        waits = engine.stage_wait_seconds
+        if waits is None or part is plan.step_end:
             return 0.0
+        wait_seconds = waits.value * self.machine.kernels.issue_factor.value
+        if plan.pipeline is None:
+            return wait_seconds * (engine.waits_without_stages and self.n_nodes > 1)
         table = plan.candidates
         span = table.placements.stride(PIPELINE)[table.placement] * table.size(PIPELINE)
-        wait_seconds = waits.value * self.machine.kernels.issue_factor.value
         return np.where(span > self.machine.ranks_per_node, wait_seconds, 0.0)
 
     @cached_property

@@ -149,18 +149,26 @@ class Evaluator:
         return seconds.reshape(len(machines), -1)
 
     def runs_ahead(self) -> np.ndarray:
-        """Return whether the host issues the passes of a micro-step before their kernels have run.
+        """Return whether hosts issue the passes of a micro-step before the GPU has run them.
 
-        The result has shape (C,). Messages are left out, so that it is so at least there.
+        The result has shape (C,). In a pipeline the slowest stage holds up all, and its host is the
+        slowest, too. Kernels and collectives count as if none hid another.
         """
         plan = self.schedules.plan
         table = self.schedules.table
-        ahead = np.zeros(len(table))
-        for times, parts in plan.last_passes:
-            for part in parts:
-                of_host = host_seconds_of(self.scenario, plan, part, part.phases, table)
-                ahead = ahead + times * (_kernel_seconds(self.kernels, part) - of_host)
-        return (ahead > 0.0)[self.rows]
+        (prices,) = _collectives([self])
+        of_gpu = of_hosts = np.zeros(len(self.rows))
+        for passes in plan.all_passes:
+            gpu = host = np.zeros(len(self.rows))
+            for part in passes:
+                issued = host_seconds_of(self.scenario, plan, part, part.phases, table)
+                host = host + np.broadcast_to(issued, len(table))[self.rows]
+                run = _kernel_seconds(self.kernels, part)
+                gpu = gpu + np.broadcast_to(run, len(table))[self.rows]
+                gpu = gpu + _collective_seconds(prices, part, self.rows)
+            of_gpu = np.maximum(of_gpu, gpu)
+            of_hosts = np.maximum(of_hosts, host)
+        return of_gpu > of_hosts
 
     def squared_product_seconds(self) -> Array:
         """Return the squares of the times of all products of a micro-step, added up, shape (C,).
@@ -263,6 +271,17 @@ def _kernel_seconds(kernels: KernelTimes, part: Part) -> Size:
         issued = [op for op in phase.operations if not isinstance(op, Transfer)]
         if issued:
             seconds += phase.repeats * kernels.in_a_row(issued, rows, shapes)
+    return seconds
+
+
+def _collective_seconds(prices: CollectivePrices, part: Part, rows: Ints) -> Array:
+    """Return the time of all collectives of a part, one after another."""
+    seconds = np.zeros(len(rows))
+    for phase in part.phases:
+        repeats = phase.repeats if isinstance(phase.repeats, int) else phase.repeats[rows]
+        for operation in phase.operations:
+            if isinstance(operation, Collective):
+                seconds += repeats * prices.seconds(operation)
     return seconds
 
 

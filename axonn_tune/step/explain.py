@@ -223,7 +223,7 @@ class _Work(NamedTuple):
 
 
 def _work_of(operation: Operation, seconds: float, player: Player) -> _Work:
-    """Return what an operation does that takes so many seconds."""
+    """Return what an operation that takes `seconds` does."""
     row = player.row
     if isinstance(operation, Collective):
         return _work_of_collective(operation, seconds, player)
@@ -242,7 +242,7 @@ def _work_of(operation: Operation, seconds: float, player: Player) -> _Work:
 
 
 def _work_of_collective(operation: Collective, seconds: float, player: Player) -> _Work:
-    """Return what a collective does that takes so many seconds.
+    """Return what a collective that takes `seconds` does.
 
     Its rate is that of its ring, or what it moves in its time where that was measured as a whole.
     """

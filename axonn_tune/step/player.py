@@ -126,7 +126,7 @@ class PricedPlan:
 
 
 def shortened_phases(part: Part, most_layers: int | None) -> tuple[Phase, ...]:
-    """Return the phases of a part with at most so many equal layers in a row."""
+    """Return the phases of a part with at most `most_layers` equal layers in a row."""
     if most_layers is None:
         return part.phases
     return tuple(
@@ -176,7 +176,7 @@ class Player:
         self.axis_lanes = dict(zip(self.links, priced.lanes[:, row].tolist(), strict=True))
 
     def shortened(self, most_layers: int | None) -> Player:
-        """Return a player of the same plan with at most so many equal layers in a row."""
+        """Return a player of the same plan with at most `most_layers` equal layers in a row."""
         player = copy(self)
         player._most_layers = most_layers
         return player
@@ -336,4 +336,5 @@ class Player:
         held, beside = (0.0, transfer) if sends_beside else (transfer, 0.0)
         shape = (self.n_stages, self._n_virtual, n_micro)
         places = pipeline.schedule, pipeline.places
-        return passes(*shape, seconds[0], held, *places, beside, seconds[1]), parts
+        handover = pipeline.handover_seconds
+        return passes(*shape, seconds[0], held, *places, beside, seconds[1], handover), parts

@@ -141,7 +141,9 @@ def peak_bytes(scenario: Scenario, table: CandidateTable) -> Array:
 
 def _runs_ahead(scenario: Scenario, table: CandidateTable) -> np.ndarray:
     """Return where the host of a stage runs ahead, if what the allocator holds depends on it."""
-    if scenario.strategy.engine.memory.held_back_tensors is None or not table.is_pipelined:
+    engine = scenario.strategy.engine
+    may_wait = table.is_pipelined or engine.waits_without_stages
+    if engine.memory.held_back_tensors is None or not may_wait:
         return np.zeros(len(table), dtype=bool)
     return Evaluator.of(scenario, table).runs_ahead()
 

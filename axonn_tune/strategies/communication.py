@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from axonn_tune.spec import names
 from axonn_tune.spec.job import Overlap
-from axonn_tune.spec.plan import Array, Size
+from axonn_tune.spec.plan import NO_HANDOVER, Array, Size
 from axonn_tune.strategies.attention import whole_attention
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import Shapes
@@ -314,6 +314,11 @@ class Communication:
     def transfer_bytes(self) -> Array:
         """The number of bytes that a rank sends to the next stage."""
         return self.shapes.residual_bytes
+
+    @property
+    def handover_seconds(self) -> tuple[float, float]:
+        """How long two stages stand still while one hands forward, or backward, what it sends."""
+        return NO_HANDOVER
 
     def receive(self, host: HostProgram, chain: str) -> None:
         """Gather the parts of what the neighbouring stage has sent.

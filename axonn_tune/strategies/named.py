@@ -12,7 +12,7 @@ from axonn_tune.spec.programs import BUCKETS, CONTEXT_KINDS
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, SCHEDULES, ZB_H1
 from axonn_tune.spec.stage_layout import layers_of_stages
 from axonn_tune.spec.strategy import Strategy
-from axonn_tune.strategies.axonn4d import Axonn4D
+from axonn_tune.strategies.axonn.axonn4d import Axonn4D
 from axonn_tune.strategies.switches import Switches
 
 STRATEGIES = {
@@ -120,7 +120,7 @@ def _megatron(switches: Switches, engine: Engine, has_experts: bool) -> Strategy
     """Return Megatron-LM's strategy; see `strategy_named`."""
     _check_low_weights(switches)
     # Only strategies other than AxoNN's need this import, which takes 8 ms.
-    from axonn_tune.strategies.megatron3d import megatron_of
+    from axonn_tune.strategies.megatron.megatron3d import megatron_of
 
     return megatron_of(
         engine,
@@ -144,7 +144,7 @@ def _megatron(switches: Switches, engine: Engine, has_experts: bool) -> Strategy
 
 def _zero_named(name: str, switches: Switches, engine: Engine, has_experts: bool) -> Strategy:
     """Return one of the strategies that shard what a rank keeps; see `strategy_named`."""
-    from axonn_tune.strategies.zero import zero1, zero2, zero3, zero_topo, zeropp
+    from axonn_tune.strategies.zero.zero import zero1, zero2, zero3, zero_topo, zeropp
 
     if name == "zero1":
         return zero1(engine)

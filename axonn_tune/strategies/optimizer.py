@@ -120,101 +120,143 @@ def host_copies(job: Job, offload: OffloadProgram | None, owned: Array) -> dict[
     return {HOST_COPIES: owned * (n_copies * FP32_BYTES)}
 
 
+class Gradients(NamedTuple):
+    """What a rank has of the reduced gradients when a step ends; numbers have the shape (C,).
+
+    owned
+        Number of parameters whose optimizer states the rank holds.
+    clipped
+        Number of elements whose norm the GPU forms, and which it clips.
+    cleared
+        Number of elements that are cleared for the next step.
+    element_bytes
+        Bytes of one element.
+    """
+
+    owned: Array
+    clipped: Array
+    cleared: Array
+    element_bytes: float
+
+    @property
+    def cleared_bytes(self) -> Array:
+        """The bytes that are cleared for the next step."""
+        return self.element_bytes * self.cleared
+
+
+class Optimizer(NamedTuple):
+    """What an optimizer keeps, and how it clips gradients and updates weights.
+
+    states
+        What it keeps of each parameter on the GPU.
+    offload
+        How the states are offloaded, if they are.
+    clips
+        Whether the kernel that updates weights on the GPU clips the gradient as it reads it.
+    has_main_gradients
+        Whether an optimizer on the GPU with fp32 states has fp32 gradients of its own, too, and
+        other kernels copy gradients to it and weights from it.
+    n_tensors
+        Number of tensors that each have kernels of their own for norm, clipping and update, shape
+        (C,) or a number.
+    n_pieces
+        Number of the rank's pieces of tensors, which an optimizer without a common kernel updates
+        one by one, shape (C,) or a number.
+    """
+
+    states: States
+    offload: OffloadProgram | None = None
+    clips: bool = False
+    has_main_gradients: bool = False
+    n_tensors: Size = 1.0
+    n_pieces: Size = 1.0
+
+    @property
+    def forms_main_gradients(self) -> bool:
+        """Whether gradients are copied to fp32 gradients of the optimizer's own."""
+        return self.has_main_gradients and self.offload is None and self.states.are_mixed
+
+
 def clip_and_update(
     host: HostProgram,
     job: Job,
-    owned: Array,
-    gradient_bytes: float,
+    gradients: Gradients,
     norm_sums: Mapping[str, str],
-    cleared: Array | None = None,
-    offload: OffloadProgram | None = None,
-    in_optimizer: bool = False,
-    clipped: Array | None = None,
-    states: States | None = None,
-    has_main_gradients: bool = False,
-    n_tensors: Size = 1.0,
-    n_pieces: Size = 1.0,
+    optimizer: Optimizer,
 ) -> tuple[str, ...]:
     """Form the norm of the gradients, clip them, and let the optimizer update the weights.
 
     Parameters
     ----------
-    owned : array, shape (C,)
-        Number of parameters whose optimizer states the rank holds.
-    gradient_bytes : float
-        Bytes of one element of the reduced gradients.
     norm_sums : mapping of str to str
         Groups over which the square of the norm is summed, by the name of the all-reduce.
-    cleared : array, shape (C,), optional
-        Number of gradient elements that the optimizer clears; by default it clears the gradients
-        of the parameters whose states the rank holds.
-    offload : OffloadProgram, optional
-        How the states are offloaded, if they are.
-    in_optimizer : bool
-        Whether the optimizer on the GPU clips the gradient as it reads it.
-    clipped : array, shape (C,), optional
-        Number of gradient elements whose norm the GPU forms, and which it clips; by default those
-        of the parameters whose states the rank holds.
-    states : States, optional
-        What the optimizer keeps on the GPU; by default moments and master weights of the job.
-    has_main_gradients : bool
-        Whether an optimizer on the GPU with fp32 states has fp32 gradients of its own, too, and
-        other kernels copy gradients to it and weights from it.
-    n_tensors : array_like, shape (C,)
-        Number of tensors that each have kernels of their own for norm, clipping and update.
-    n_pieces : array_like, shape (C,)
-        Number of the rank's pieces of tensors, which an optimizer without a common kernel updates
-        one by one.
 
     Returns
     -------
     tuple of str
         Names of the copies that end before the updated weights can be gathered.
     """
-    cleared_bytes = gradient_bytes * (owned if cleared is None else cleared)
-    clipped = owned if clipped is None else clipped
-    states = states or states_of(job)
-    is_main = has_main_gradients and offload is None and states.are_mixed
-    if is_main:
-        _form_main_gradients(host, job, owned, gradient_bytes)
-        gradient_bytes = FP32_BYTES
-    if offload is not None and offload.weights:
-        host.host_kernel(names.GRADIENT_NORM, owned * FP32_BYTES)
-    else:
-        host.memory_bound(names.GRADIENT_NORM, clipped * gradient_bytes, "reduce", n_tensors)
-    for name, group in norm_sums.items():
-        host.run(name, "all_reduce", FP32_BYTES, group)
-    in_optimizer = in_optimizer and offload is None
-    if offload is not None and offload.gradients:
-        host.host_kernel(names.GRADIENT_CLIP, 2.0 * owned * FP32_BYTES)
-    elif not in_optimizer:
-        host.memory_bound(names.GRADIENT_CLIP, 2.0 * clipped * gradient_bytes, "scale", n_tensors)
-    if offload is not None:
-        return _update_on_host(host, job, owned, cleared_bytes, offload)
-    # The optimizer reads the gradient, reads and writes the states and writes the weight; without
-    # a whole master copy it reads the weight too, and where it clips it writes the gradient.
-    weight_bytes = job.element_bytes * (1.0 if states.master_bytes == FP32_BYTES else 2.0)
-    if not states.has_copies:
-        weight_bytes = 0.0
-    update_bytes = gradient_bytes * (2.0 if in_optimizer else 1.0)
-    update_bytes += 2.0 * states.nbytes + (0.0 if is_main else weight_bytes) + states.passed_bytes
-    nbytes = owned * update_bytes + cleared_bytes
-    n_launches = n_pieces if states.passed_bytes else n_tensors
-    host.memory_bound(names.OPTIMIZER_STEP, nbytes, "optimizer", n_launches)
-    if is_main:
-        host.memory_bound(names.WEIGHTS_MAIN, owned * (FP32_BYTES + weight_bytes), "copy")
+    cleared_bytes = gradients.cleared_bytes
+    if optimizer.forms_main_gradients:
+        _form_main_gradients(host, job, gradients)
+        gradients = gradients._replace(element_bytes=FP32_BYTES)
+    _clip(host, gradients, norm_sums, optimizer)
+    if optimizer.offload is not None:
+        return _update_on_host(host, job, gradients.owned, cleared_bytes, optimizer.offload)
+    _update_on_gpu(host, job, gradients, cleared_bytes, optimizer)
     return ()
 
 
-def _form_main_gradients(host: HostProgram, job: Job, owned: Array, gradient_bytes: float) -> None:
+def _clip(
+    host: HostProgram, gradients: Gradients, norm_sums: Mapping[str, str], optimizer: Optimizer
+) -> None:
+    """Form the norm of the gradients and scale them, on the host where it has the gradients."""
+    offload = optimizer.offload
+    clipped_bytes = gradients.clipped * gradients.element_bytes
+    if offload is not None and offload.weights:
+        host.host_kernel(names.GRADIENT_NORM, gradients.owned * FP32_BYTES)
+    else:
+        host.memory_bound(names.GRADIENT_NORM, clipped_bytes, "reduce", optimizer.n_tensors)
+    for name, group in norm_sums.items():
+        host.run(name, "all_reduce", FP32_BYTES, group)
+    if offload is not None and offload.gradients:
+        host.host_kernel(names.GRADIENT_CLIP, 2.0 * gradients.owned * FP32_BYTES)
+    elif offload is not None or not optimizer.clips:
+        host.memory_bound(names.GRADIENT_CLIP, 2.0 * clipped_bytes, "scale", optimizer.n_tensors)
+
+
+def _update_on_gpu(
+    host: HostProgram, job: Job, gradients: Gradients, cleared_bytes: Array, optimizer: Optimizer
+) -> None:
+    """Update the states and the weights, and clear the gradients.
+
+    The optimizer reads the gradient, reads and writes the states and writes the weight; without a
+    whole master copy it reads the weight too, and where it clips it writes the gradient.
+    """
+    states, is_main = optimizer.states, optimizer.forms_main_gradients
+    weight_bytes = job.element_bytes * (1.0 if states.master_bytes == FP32_BYTES else 2.0)
+    if not states.has_copies:
+        weight_bytes = 0.0
+    update_bytes = gradients.element_bytes * (2.0 if optimizer.clips else 1.0)
+    update_bytes += 2.0 * states.nbytes + (0.0 if is_main else weight_bytes) + states.passed_bytes
+    nbytes = gradients.owned * update_bytes + cleared_bytes
+    n_launches = optimizer.n_pieces if states.passed_bytes else optimizer.n_tensors
+    host.memory_bound(names.OPTIMIZER_STEP, nbytes, "optimizer", n_launches)
+    if is_main:
+        main_bytes = gradients.owned * (FP32_BYTES + weight_bytes)
+        host.memory_bound(names.WEIGHTS_MAIN, main_bytes, "copy")
+
+
+def _form_main_gradients(host: HostProgram, job: Job, gradients: Gradients) -> None:
     """Copy gradients to those of the optimizer unless they are in fp32; in fp16 undo their scale.
 
     The kernel that undoes the scale also looks for what is no number.
     """
-    if gradient_bytes < FP32_BYTES:
-        host.memory_bound(names.GRADIENT_MAIN, owned * (gradient_bytes + FP32_BYTES), "cast")
+    if gradients.element_bytes < FP32_BYTES:
+        copied_bytes = gradients.owned * (gradients.element_bytes + FP32_BYTES)
+        host.memory_bound(names.GRADIENT_MAIN, copied_bytes, "cast")
     if job.dtype == "fp16":
-        host.memory_bound(names.GRADIENT_UNSCALE, owned * 2.0 * FP32_BYTES, "scale")
+        host.memory_bound(names.GRADIENT_UNSCALE, gradients.owned * 2.0 * FP32_BYTES, "scale")
 
 
 def _update_on_host(

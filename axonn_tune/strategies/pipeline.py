@@ -140,7 +140,7 @@ def _chunks(shapes: Shapes, table: CandidateTable) -> list[int]:
     if shapes.stage_layout:
         return list(shapes.stage_layout)
     if shapes.balances_stages:
-        return _balanced_layers(model, table.n_stages)
+        return _balanced_layers(model, table.n_stages, shapes.exceeds_shares)
     return cut_layers(model.n_layers, table.n_chunks)
 
 
@@ -155,14 +155,15 @@ def layers_of_stage(shapes: Shapes, stage: int, table: CandidateTable) -> list[i
     return [layer for layers in chunks for layer in layers]
 
 
-def _balanced_layers(model: Model, n_stages: int) -> list[int]:
+def _balanced_layers(model: Model, n_stages: int, exceeds_shares: bool) -> list[int]:
     """Return the number of layers of each stage where stages are to have equal products.
 
     The head counts with its product, and the embedding with none. A stage takes layers until it
     has its share (nanotron e24d2483, models/base.py, build_model). That code takes one more where
-    the layers are exactly the share, but measured runs did not: a micro-batch of 1B, whose shares
-    with 2 and 4 stages are 10 and 5 layers, takes 10.2 and 5.2 times a layer's time. The head
-    belongs to the last stage that has anything.
+    the layers are exactly the share, but most measured runs did not: a micro-batch of 1B, whose
+    shares with 2 and 4 stages are 10 and 5 layers, takes 10.2 and 5.2 times a layer's time. Runs
+    that slept between stages did, by their memory (reproduce/nanotron.py). The head belongs to the
+    last stage that has anything.
     """
     layer = float(model.block_matmul_parameters)
     share = (model.n_layers * layer + model.head.parameters) / n_stages
@@ -170,7 +171,8 @@ def _balanced_layers(model: Model, n_stages: int) -> list[int]:
     stage = 0
     for number in range(1, model.n_layers + 1):
         n_layers[stage] += 1
-        if number * layer >= share * (stage + 1):
+        beyond = number * layer - share * (stage + 1)
+        if beyond > 0.0 or (beyond == 0.0 and not exceeds_shares):
             stage += 1
     return n_layers
 

@@ -140,6 +140,8 @@ class Shapes:
         Number of layers of each virtual stage; empty where they follow from their number.
     balances_stages : bool
         Whether the stages of a pipeline have equal products and not equal numbers of layers.
+    exceeds_shares : bool
+        Whether a stage with equal products takes one more layer if it has exactly its share.
     expert_split : array, shape (C,), or float
         Number of ranks over which the experts of a layer are spread.
     expert_tensor : array, shape (C,), or float
@@ -203,6 +205,7 @@ class Shapes:
     gathers_logits: bool = False
     stage_layout: tuple[int, ...] = ()
     balances_stages: bool = False
+    exceeds_shares: bool = False
     expert_split: Array | float = 1.0
     expert_tensor: Array | float = 1.0
     sends_once: bool = False

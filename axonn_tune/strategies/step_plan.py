@@ -181,6 +181,7 @@ def _pipeline(
         sync=stage("sync", synchronising, 0),
         beside=None if beside is None else stage("beside", beside, 0),
         transfer=Collective("pipeline.send_recv", "send_recv", transfer_bytes, PIPELINE),
+        handover_seconds=transformer.communication.handover_seconds,
         others=tuple(others),
         places=places,
         alone=() if alone is None else tuple(stages(alone, ".alone")),

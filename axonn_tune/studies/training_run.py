@@ -7,14 +7,17 @@ from dataclasses import dataclass, replace
 
 from axonn_tune.search.rank import Detail, best_of
 from axonn_tune.search.search import Search
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import ADEMAMIX, MOMENT_BYTES, MUON, Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.units import HOUR_SECONDS
 
 # Weights, master weights and the two moments of Adam: 13.8 TB of a model of 1008B parameters
-# (Narayanan et al., SC21, sections 5.1 and 5.10).
+# (Narayanan et al., SC21, sections 5.1 and 5.10). Megatron-Core writes moments of any type in fp32
+# (NVIDIA/Megatron-LM at d98e8a64, distrib_optimizer.py, _get_main_param_and_optimizer_states).
+# AdEMAMix has three moments (swiss-ai/Megatron-LM at 81d44dbe, ademamix.py), Muon one of its
+# matrices (NVIDIA-NeMo/Emerging-Optimizers at fd772926, orthogonalized_optimizer.py).
 CHECKPOINT_BYTES_PER_PARAMETER = 13.8e12 / 1008e9
 # A run that needs more than this many times its mean time between interruptions never ends.
 _HOPELESS = math.log(1e6)
@@ -205,7 +208,25 @@ def checkpoint_bytes(model: Model, job: Job) -> float:
     """Return the size of one checkpoint, which holds what is trained."""
     trained = model.trained_parameters(job.adapters, job.frozen)
     trained += job.mtp_modules * model.mtp_parameters
-    return CHECKPOINT_BYTES_PER_PARAMETER * trained
+    n_bytes = CHECKPOINT_BYTES_PER_PARAMETER * trained
+    if job.optimizer == ADEMAMIX:
+        n_bytes += MOMENT_BYTES["fp32"] * trained
+    if job.optimizer == MUON:
+        n_bytes -= MOMENT_BYTES["fp32"] * muon_elements(model, job)
+    return n_bytes
+
+
+def muon_elements(model: Model, job: Job) -> float:
+    """Return the number of elements of the matrices that Muon updates.
+
+    These are the trained ones of layers, of modules of multi-token prediction and of positions.
+    """
+    elements = float(model.position_parameters) * job.trains_embedding
+    of_module = model.mtp_projection.parameters + model.matrix_parameters_of(model.blocks[-1])
+    elements += job.mtp_modules * of_module
+    for block, count in model.counts(range(job.frozen.n_layers, model.n_layers)).items():
+        elements += count * model.matrix_parameters_of(block)
+    return elements
 
 
 def training_run(search: Search, tokens: float, detail: Detail = "chance") -> TrainingRun:

@@ -11,9 +11,9 @@ from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.spec.layout import Axes
 from axonn_tune.spec.model import RECOMPUTES
 from axonn_tune.spec.strategy import Strategy
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.zero.zero import zero3
 
 # More elements than any bucket of gradients has.
 _ALL_ELEMENTS = 2.0**62

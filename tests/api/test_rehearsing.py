@@ -12,6 +12,7 @@ from command_line import run_cli
 from axonn_tune.api.rehearsing import MOST_MICROSTEPS, rehearse, rehearse_script
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine, load_model
+from axonn_tune.report.rehearse import verdict_lines
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.rehearsal import (
@@ -181,7 +182,15 @@ def test_a_plan_of_another_job_is_found_out(small, change):
     scenario = small.prediction.scenario
     other = replace(scenario, job=replace(scenario.job, **change))
     wrong = predict(other, small.prediction.configuration)
-    assert compare(wrong, small.rehearsal, small.n_microsteps).differing
+    comparison = compare(wrong, small.rehearsal, small.n_microsteps)
+    assert comparison.differing
+    verdict, *_ = verdict_lines(comparison, MOST_ERROR)
+    assert verdict.startswith(f"Operations: {len(comparison.differing)} of ")
+
+
+def test_operations_that_are_as_planned_are_said_to_be(small):
+    verdict, *_ = verdict_lines(small, MOST_ERROR)
+    assert verdict.startswith("Operations: all ") and "as planned" in verdict
 
 
 def test_memory_that_is_not_planned_is_found_out(small):

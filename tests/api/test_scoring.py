@@ -8,7 +8,7 @@ from command_line import assert_refused, run_cli
 from axonn_tune.api.answers import predict
 from axonn_tune.api.scoring import score
 from axonn_tune.errors import AxonnTuneError
-from axonn_tune.report.score import score_records
+from axonn_tune.report.score import score_records, score_text
 from axonn_tune.spec.model import Model
 
 COLUMNS = "model gpus layout global_batch micro_batch engine recompute step_seconds status"
@@ -175,10 +175,14 @@ def test_memory_is_judged_by_what_ran_and_what_ran_out(tmp_path):
         f"{large},ok,",
         f"{large},oom,",
     )
-    memory = score(table, "dgx-h100").memory
+    scored = score(table, "dgx-h100")
+    memory = scored.memory
     counts = (memory.n_right_ok, memory.n_wrong_oom, memory.n_right_oom, memory.n_wrong_ok)
     assert counts == (1, 1, 1, 1)
     assert memory.errors == pytest.approx((1.0,))
+    text = " ".join(score_text(scored, ()).split())
+    assert "of 2 runs that ran, 1 was predicted not to fit;" in text
+    assert "of 2 that ran out of memory, 1 was predicted to fit." in text
 
 
 def test_the_command_prints_groups_memory_and_every_run(tmp_path, capsys):

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from lessons import (
     jobs_of,
     linear_lessons,
-    machine_of,
+    llm_foundry_trials,
     n_random,
     n_until_best,
     order_without_model,
@@ -21,7 +21,7 @@ from lessons import (
     published_trials,
 )
 
-from axonn_tune.reproduce import fsdp, megatron, nanotron
+from axonn_tune.reproduce import megatron, nanotron
 
 N_DRAWS = 60
 N_SEEDS = 5  # random starts of the optimisation without a model
@@ -31,11 +31,7 @@ HARMLESS = 0.1
 
 def studies():
     """Name, trials, number of runs, and the numbers of trials to learn from and to predict."""
-    machines = {}
-    for trials in published_trials("llm_foundry", fsdp.llm_foundry, "fsdp2-eager").values():
-        for trial in trials:
-            machines.setdefault(machine_of(trial).name, []).append(trial)
-    for name, trials in machines.items():
+    for name, trials in llm_foundry_trials().items():
         yield f"llm-foundry, {name}", trials, 5, None, None
     groups = published_trials("vtrain_a100_multi", megatron.vtrain)
     yield "vTrain", [trial for trials in groups.values() for trial in trials], 6, None, None

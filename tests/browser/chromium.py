@@ -31,6 +31,12 @@ def chromium():
         chrome.quit()
 
 
+def texts(chrome, selector):
+    """The texts of all elements of a page that a selector finds."""
+    script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
+    return chrome.execute_script(script, selector)
+
+
 @pytest.fixture(scope="session")
 def browser():
     """One browser for all tests; in CI it must be there."""

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from browser.chromium import until
+from browser.chromium import texts, until
 
 from axonn_tune.cli.main import main
 
@@ -36,11 +36,6 @@ def best(tmp_path_factory):
 
 def find(chrome, selector):
     return chrome.find_element("css selector", selector)
-
-
-def texts(chrome, selector):
-    script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
-    return chrome.execute_script(script, selector)
 
 
 def column(chrome, title):

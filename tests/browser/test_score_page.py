@@ -1,6 +1,7 @@
 """The page of a score in a real browser: it shows every run, and its tables sort."""
 
 import pytest
+from browser.chromium import texts
 
 from axonn_tune.cli.main import main
 
@@ -20,11 +21,6 @@ def page(tmp_path_factory):
     arguments = ["--machine", "dgx-h100", "--by", "tensor", "--html", str(folder / "score.html")]
     main(["score", str(folder / "runs.csv"), *arguments])
     return folder / "score.html"
-
-
-def texts(chrome, selector):
-    script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
-    return chrome.execute_script(script, selector)
 
 
 def test_every_run_is_a_point_and_a_row(open_page, page):

@@ -8,6 +8,7 @@ import pytest
 
 from axonn_tune.calibration.fit.assemble import with_link_points
 from axonn_tune.calibration.fit.steps import fitted_ring_steps, fitted_tree_steps
+from axonn_tune.cost import collectives
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.cost.gemm import Products
 from axonn_tune.cost.memory_bound import achieved_memory_bandwidth
@@ -277,6 +278,37 @@ def test_all_reduces_of_a_gibibyte_take_so_many_times_as_long_as_over_two_nodes(
         float(group_seconds(machine, "all_reduce", 1, 8 * n, 1024 * MIB)[0]) for n in (2, n_nodes)
     )
     assert many / few == pytest.approx(times, rel=0.12)
+
+
+def all_reduces_of_h100(cluster, n_ranks):
+    """All-reduces of 16 MiB to 8 GiB over nodes with eight NICs of 400 Gb/s."""
+    table = (DATA / "all_reduces_h100.csv").read_text().splitlines()[4:]
+    rows = [row.split(",") for row in table]
+    return [
+        LinkPoint("all_reduce", 1, n_ranks, 1, True, int(mebibytes) * MIB, 1e-6 * float(time))
+        for name, ranks, mebibytes, time in rows
+        if (name, int(ranks)) == (cluster, n_ranks)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "n_ranks", "bar"),
+    [
+        ("first", 16, 0.08),
+        ("first", 32, 0.07),
+        ("second", 16, 0.09),
+        ("second", 32, 0.17),
+        ("second", 64, 0.2),
+    ],
+)
+def test_all_reduces_over_two_four_and_eight_nodes_of_h100(cluster, n_ranks, bar, monkeypatch):
+    """With NCCL's share of trees they are nearer than if every tree had the share of large ones."""
+    points = all_reduces_of_h100(cluster, n_ranks)
+    assert len(points) == 10
+    error = mean(errors(load_machine("dgx-h100"), points))
+    assert error < bar
+    monkeypatch.setattr(collectives, "_TREE_SHARE", np.array([collectives.LARGEST_TREE_SHARE]))
+    assert mean(errors(load_machine("dgx-h100"), points)) > error + 0.04
 
 
 def sorted_steps(points):

@@ -122,6 +122,19 @@ def test_sharing_is_measured_not_assumed():
         assert got == pytest.approx(expected, rel=1e-3)
 
 
+def test_two_choices_of_groups_that_disagree_widen_the_spread():
+    """The median of 80 and 100 GB/s has a deviation of 10 in 90, which 1.4826 makes a normal's."""
+    points = []
+    for size, bandwidth in ((4, 80e9), (8, 100e9)):
+        for nbytes in SIZES:
+            seconds = (size - 1) * 1e-5 + (size - 1) / size * nbytes / bandwidth
+            points.append(LinkPoint("all_gather", 4, size, 1, True, nbytes, seconds))
+    (level,) = fitted_levels([LevelShape("inter-node", 4)], points, ranks_per_node=4)
+    bandwidth = level.bandwidth_bytes_per_s
+    assert bandwidth.value == pytest.approx(90e9, rel=0.01)
+    assert bandwidth.spread_fraction == pytest.approx(1.4826 / 9, rel=0.05)
+
+
 def test_all_reduces_over_two_whole_nodes_do_not_make_links_faster_than_they_are():
     """Trees pass the boundary once, where a ring would pass it nearly twice."""
     machine = machine_of(units=(1, 4), bandwidths=(1e15, 80e9), latencies=(1e-6, 1e-5))
@@ -132,6 +145,22 @@ def test_all_reduces_over_two_whole_nodes_do_not_make_links_faster_than_they_are
     ]
     (level,) = fitted_levels([LevelShape("inter-node", 4)], points, ranks_per_node=4)
     assert level.bandwidth_bytes_per_s.value == pytest.approx(80e9, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["a100-800g", "a100-400g"])
+def test_all_reduces_over_two_nodes_tell_the_network_on_rings_and_on_trees(name):
+    """NCCL takes rings over A100 nodes with four fast NICs, and trees over those with slow ones."""
+    machine = load_machine(name)
+    network = machine.links[1]
+    points = [
+        LinkPoint(kind, 1, 16, 1, True, nbytes, float(t))
+        for kind in ("all_reduce", "all_gather")
+        for nbytes in (2**power for power in range(24, 31))
+        for t in group_seconds(machine, kind, 1, 16, nbytes)
+    ]
+    (level,) = fitted_levels([LevelShape(network.name, 8)], points, machine.ranks_per_node)
+    stated = network.bandwidth_bytes_per_s.value
+    assert level.bandwidth_bytes_per_s.value == pytest.approx(stated, rel=0.1)
 
 
 @pytest.mark.parametrize(

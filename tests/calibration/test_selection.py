@@ -20,7 +20,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import grid_layout
 from axonn_tune.spec.plan import MEMORY_KERNELS, Attention, Collective, Gemm
 from axonn_tune.spec.points import LinkPoint
-from axonn_tune.strategies.axonn4d import AXONN
+from axonn_tune.strategies.axonn.axonn4d import AXONN
 
 THOROUGH = selection.thorough_extent(on_gpu=False)
 QUICK = selection.quick_extent(on_gpu=False)

@@ -8,6 +8,7 @@ from axonn_tune.calibration.fit.assemble import with_link_points
 from axonn_tune.calibration.fit.hops import with_hops_that_hold
 from axonn_tune.calibration.fit.links import LevelShape, fitted_levels
 from axonn_tune.calibration.fit.steps import (
+    LEAST_RING_FRACTION,
     fitted_hop_steps,
     fitted_ring_steps,
     fitted_tree_steps,
@@ -67,6 +68,15 @@ def test_all_reduces_that_beat_the_ring_ran_on_a_tree():
     assert [point.nbytes for point in own] == [16 * MIB, 32 * MIB]
     trees = fitted_tree_steps([*gathers(), *on_ring, *on_tree], rings, unit_ranks=8)
     assert [(p.nbytes, p.seconds) for p in trees] == [(64 * MIB, pytest.approx(400e-6))]
+
+
+@pytest.mark.parametrize(("factor", "is_on_tree"), [(0.95, True), (1.05, False)])
+def test_an_all_reduce_is_held_against_rings_of_its_own_regime(factor, is_on_tree):
+    """Steps of rings of up to 128 ranks take less than half as long."""
+    fraction = factor * LEAST_RING_FRACTION
+    reduces = [timed("all_reduce", size, 512 * MIB, fraction) for size in (256, 512)]
+    rings = fitted_ring_steps(gathers())
+    assert bool(fitted_tree_steps([*gathers(), *reduces], rings, unit_ranks=8)) == is_on_tree
 
 
 def test_trees_of_two_nodes_have_steps_apart_from_those_of_more():

@@ -189,6 +189,36 @@ def test_bad_input_is_one_line(arguments, named, tmp_path, capsys):
     assert named in "".join(said(capsys.readouterr().err))
 
 
+OWNER = '{"owner": {"device": "CPU", "nodes": ["a"], "quick": %s, "software": {}}}\n'
+UNUSABLE = [
+    (b"garbage\n", "not the journal of an interrupted calibration"),
+    (b"", "not the journal of an interrupted calibration"),
+    (b"\xff\xfe", "not UTF-8 text"),
+    (b'{"owner": {"model": "tiny", "steps": 3}}\n', "not the journal of"),
+    ((OWNER % "false").encode(), "was begun with quick False; here it is True"),
+    ((OWNER % "true").encode() + b'{"key": "gemm", "result": 5}\n', "'gemm': no result with its"),
+    ((OWNER % "true").encode() + b"no JSON\n{}\n", "line 2: malformed"),
+]
+
+
+@pytest.mark.parametrize(("content", "named"), UNUSABLE)
+def test_a_journal_that_cannot_be_gone_on_with_is_refused_before_ranks_start(
+    content, named, tmp_path, capsys
+):
+    """What a rank reports begins with its number."""
+    journal = tmp_path / "x.yaml.partial"
+    journal.write_bytes(content)
+    command = ["calibrate", "--output", str(tmp_path / "x.yaml"), "--quick", "--ranks", "2"]
+    for arguments, phrase in (["--resume"], named), ([], "go on with --resume, or delete it"):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, *arguments])
+        assert ended.value.code == 2
+        (line,) = said(capsys.readouterr().err)
+        assert line.startswith(f"axonn-tune: {journal}") and phrase in line
+        assert ("begin anew" in line) == bool(arguments) and "is kept in" not in line
+    assert journal.read_bytes() == content
+
+
 @pytest.mark.slow
 def test_a_folder_that_is_missing_is_named(brief):
     code, _, errors = ended(brief("--output", "nowhere/x.yaml"))

@@ -32,7 +32,7 @@ def learn(capsys, table, *arguments):
     return printed(capsys, "learn", table, "--machine", "dgx-h100", "--quiet", *arguments)
 
 
-def test_one_run_is_singular(capsys, tmp_path, table):
+def test_one_run_is_singular(capsys, table):
     table.write_text("\n".join([HEADER, ROWS[0], ""]))
     report = learn(capsys, table)
     assert "Learned from 1 run of Megatron-Core" in report

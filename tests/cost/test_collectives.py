@@ -1,9 +1,12 @@
 """Collective formulas against rings played hop by hop."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds import machine_of, quantity
 
 from axonn_tune.cost.collectives import (
     chain_passes,
@@ -12,6 +15,9 @@ from axonn_tune.cost.collectives import (
     tree_passes,
     tree_share,
 )
+from axonn_tune.cost.prices import group_seconds
+from axonn_tune.io.presets import load_machine
+from axonn_tune.spec.links import TreeLimits
 from axonn_tune.spec.plan import KINDS
 
 ALPHA, BETA = 7e-6, 3e9
@@ -227,3 +233,70 @@ def test_the_share_of_a_tree_is_that_of_nccls_tuner(mebibytes, factor):
 def test_more_bytes_take_a_tree_longer(nbytes, factor):
     more = factor * nbytes
     assert nbytes / tree_share(nbytes) <= more / tree_share(more) * (1 + 1e-12)
+
+
+def nccl_takes_a_ring(nbytes, n_nodes, n_inside, n_nics, nic_bandwidth, most_of_channel):
+    """Whether NCCL expects a ring to move a large buffer sooner than trees (tuning.cc).
+
+    Each NIC has a channel; over two nodes the chain inside a node may be twice as fast as a NIC.
+    """
+    n_ranks = n_nodes * n_inside
+    of_ring = n_nics * nic_bandwidth * n_ranks / (2 * (n_ranks - 1))
+    of_chain = nic_bandwidth * (2 if n_nodes == 2 else 1)
+    of_tree = n_nics * min(0.92 * of_chain, most_of_channel) / 2
+    return bool(of_ring > of_tree * tree_share(nbytes) / 0.92)
+
+
+AMPERE, HOPPER = {2: 23.6e9, 4: 17.8e9, 16: 17.8e9}, {2: 41.4e9, 4: 36.0e9, 16: 36.0e9}
+
+
+@pytest.mark.parametrize(
+    ("n_nodes", "mebibytes"), [(2, 48), (2, 192), (2, 4096), (4, 1024), (16, 1024)]
+)
+@pytest.mark.parametrize(
+    ("name", "n_inside", "n_nics", "nic_bandwidth", "most"),
+    [
+        ("dgx-a100", 8, 8, 25e9, AMPERE),
+        ("a100-800g", 8, 4, 25e9, AMPERE),
+        ("a100-400g", 8, 4, 12.5e9, AMPERE),
+        ("alps", 4, 4, 22.5e9, HOPPER),
+    ],
+)
+def test_large_all_reduces_run_on_what_nccl_chooses(
+    name, n_inside, n_nics, nic_bandwidth, most, n_nodes, mebibytes
+):
+    """Trees beat rings over two nodes of Alps and of slow NICs, but not of A100 with fast ones."""
+    machine, nbytes = load_machine(name), mebibytes * 2.0**20
+    no_tree = TreeLimits(quantity(1.0), quantity(1.0))
+    outer = replace(machine.links[1], tree_limits=no_tree, tree_steps=None)
+    on_rings = replace(machine, links=(machine.links[0], outer))
+    got, ring = (
+        float(group_seconds(each, "all_reduce", 1, n_nodes * n_inside, nbytes)[0])
+        for each in (machine, on_rings)
+    )
+    expected = nccl_takes_a_ring(nbytes, n_nodes, n_inside, n_nics, nic_bandwidth, most[n_nodes])
+    assert (got == ring) is expected
+
+
+@pytest.mark.parametrize(("stride", "size", "limit"), [(1, 128, 2e9), (1, 8, 4e9), (2, 64, 1e9)])
+def test_trees_take_no_less_than_the_library_expects_of_them(stride, size, limit):
+    """Groups that share a boundary share its limit; hops between nodes take a millisecond."""
+    limits = TreeLimits(quantity(4e9), quantity(2e9))
+    plain = machine_of(units=(1, 4), bandwidths=(1e15, 1e15), latencies=(0.0, 1e-3))
+    bound = replace(plain, links=(plain.links[0], replace(plain.links[1], tree_limits=limits)))
+    nbytes = 2.0**18
+    n_nodes = size * stride // 4
+    hops = 2e-3 * np.log2(n_nodes)
+    got = float(group_seconds(bound, "all_reduce", stride, size, nbytes)[0])
+    expected = hops + 2.0 * nbytes / limit * 0.92 / tree_share(nbytes)
+    ring = 2e-3 * (n_nodes - 1)
+    assert got == pytest.approx(min(expected, ring))
+    assert float(group_seconds(plain, "all_reduce", stride, size, nbytes)[0]) == pytest.approx(hops)
+
+
+def test_limits_of_trees_are_none_of_groups_inside_a_node():
+    limits = TreeLimits(quantity(1.0), quantity(1.0))
+    plain = machine_of(units=(1, 4), bandwidths=(80e9, 1e15), latencies=(1e-3, 0.0))
+    bound = replace(plain, links=(plain.links[0], replace(plain.links[1], tree_limits=limits)))
+    inside, same = (group_seconds(each, "all_reduce", 1, 4, 2.0**18) for each in (bound, plain))
+    assert inside == same

@@ -20,7 +20,7 @@ from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.layout import AXES, ORDERS, Layout, grid_layout
 from axonn_tune.spec.plan import RING_KINDS
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 GIB = 2.0**30
 

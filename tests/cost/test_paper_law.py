@@ -22,8 +22,8 @@ from axonn_tune.spec.layout import grid_layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, MemoryBound
 from axonn_tune.spec.points import AttentionPoint
-from axonn_tune.strategies.axonn4d import AXONN
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.axonn.axonn4d import AXONN
+from axonn_tune.strategies.zero.zero import zero3
 
 approx = partial(pytest.approx, rel=1e-9)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from worlds import machine_of
 
+from axonn_tune.cost.collectives import tree_share
 from axonn_tune.cost.prices import group_seconds
 from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_machine
@@ -21,7 +22,10 @@ RING = (
     StepPoint("", 0, 1024 * KIB, 40e-6),
     StepPoint("", 128, 64 * KIB, 90e-6),
 )
-TREE = (StepPoint("all_reduce", 0, 1.0, 10e-6), StepPoint("all_reduce", 0, 2.0**26, 300e-6))
+# Steps of trees over two nodes, and the same ones over more.
+OVER_TWO = (StepPoint("all_reduce", 0, 1.0, 10e-6), StepPoint("all_reduce", 0, 2.0**26, 300e-6))
+OVER_MORE = tuple(replace(point, above_ranks=8) for point in OVER_TWO)
+TREE = (*OVER_TWO, *OVER_MORE)
 
 
 def machine_with(ring=RING, tree=()):
@@ -80,8 +84,7 @@ def test_an_all_reduce_goes_twice_around_the_ring_or_up_and_down_the_tree():
 
 def test_steps_of_a_tree_hold_by_the_nodes_that_it_joins():
     """Steps of more than two nodes hold for four, with all their ranks or one of each."""
-    tree = [replace(point, above_ranks=8) for point in TREE]
-    held, other = machine_with(ring=(), tree=tree), machine_with(ring=(), tree=TREE)
+    held, other = machine_with(ring=(), tree=OVER_MORE), machine_with(ring=(), tree=TREE)
     for stride, size in ((1, 16), (4, 4)):
         args = ("all_reduce", stride, size, 2.0**20)
         assert seconds(held, *args) == seconds(other, *args) != seconds(PLAIN, *args)
@@ -90,8 +93,28 @@ def test_steps_of_a_tree_hold_by_the_nodes_that_it_joins():
         assert seconds(held, *args) == seconds(PLAIN, *args) != seconds(other, *args)
 
 
+@pytest.mark.parametrize("n_nodes", [4, 8, 64])
+@pytest.mark.parametrize("nbytes", [1e4, 2.0**20, 2.0**22])
+def test_trees_over_more_nodes_than_two_take_longer_than_measured_by_what_the_law_says(
+    n_nodes, nbytes
+):
+    """Further levels add their hops of 10 us, and a node sends the buffer twice, not once."""
+    measured = seconds(machine_with(ring=(), tree=OVER_TWO), "all_reduce", 1, 8, nbytes)
+    got = seconds(machine_with(ring=(), tree=OVER_TWO), "all_reduce", 1, 4 * n_nodes, nbytes)
+    hops = 2 * (np.log2(n_nodes) - 1) * 1e-5
+    assert got == pytest.approx(measured + hops + nbytes / (tree_share(nbytes) * 80e9))
+
+
+@pytest.mark.parametrize("n_nodes", [4, 8])
+def test_a_mebibyte_on_alps_takes_the_measured_time_of_two_nodes_and_the_hops_of_more(n_nodes):
+    """It took 164.3 us over two nodes; steps as long on each level of the tree would be 493."""
+    got = seconds(load_machine("alps"), "all_reduce", 1, 4 * n_nodes, 2.0**20)
+    hops = 2 * (np.log2(n_nodes) - 1) * 14e-6
+    assert got == pytest.approx(164.3e-6 + hops + 2.0**20 / (tree_share(2.0**20) * 90e9))
+
+
 def test_measured_steps_between_two_nodes_take_no_less_than_the_whole_link_once():
-    fast = [replace(point, seconds=1e-9) for point in TREE]
+    fast = [replace(point, seconds=1e-9) for point in OVER_TWO]
     got = seconds(machine_with(ring=(), tree=fast), "all_reduce", 1, 8, 2.0**26)
     assert got == pytest.approx(2.0**26 / 80e9)
 

@@ -7,7 +7,7 @@ from build import memory_terms, plan_of
 from axonn_tune.io.presets import load_engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 GPT = Model(
     "gpt", 10, 32, n_heads=4, vocab_size=256, seq_len=16, position="none", tied_embeddings=False

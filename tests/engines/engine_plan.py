@@ -10,8 +10,8 @@ from axonn_tune.spec import names
 from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.plan import Collective, Gemm
-from axonn_tune.strategies.axonn4d import AXONN
-from axonn_tune.strategies.axonn_memory import GRADIENT_BYTES
+from axonn_tune.strategies.axonn.axonn4d import AXONN
+from axonn_tune.strategies.axonn.memory import GRADIENT_BYTES
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from axonn_tune.spec.layout import Layout, grid_layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
 
 pytest.importorskip("axonn")
 

@@ -10,20 +10,17 @@ from dataclasses import replace
 
 import pytest
 from build import number, operations, plan_of
+from engines.deepspeed_cases import GPT
 from engines.deepspeed_on_cpu import recorded_deepspeed, trained
 from runtime.ranks import on_ranks
 
 from axonn_tune.io.presets import load_engine
 from axonn_tune.spec.job import Job
-from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective
-from axonn_tune.strategies.zero import zero1, zero2
+from axonn_tune.strategies.zero.zero import zero1, zero2
 
 pytest.importorskip("deepspeed")
 
-GPT = Model(
-    "gpt", 10, 32, n_heads=4, vocab_size=256, seq_len=16, position="none", tied_embeddings=False
-)
 STAGES = {1: zero1, 2: zero2}
 N_STEPS = 3
 N_MICROSTEPS = 2

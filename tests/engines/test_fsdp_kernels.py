@@ -15,7 +15,7 @@ from axonn_tune.io.presets import load_engine
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.programs import ZeroProgram
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 N_RANKS = 8
 MODEL = llama(n_layers=2, hidden_size=64, n_heads=4, n_kv_heads=4, vocab_size=256, seq_len=64)

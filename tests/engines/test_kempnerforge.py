@@ -9,7 +9,7 @@ from worlds import llama
 
 from axonn_tune.io.presets import load_engine, load_model
 from axonn_tune.spec.job import Job
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 ENGINE = load_engine("kempnerforge")
 MODEL = llama(

@@ -10,7 +10,7 @@ from axonn_tune.spec.blocks import LatentAttention
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.programs import MegatronProgram
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 # Importing the package warns of what it deprecates, and of packages that it does without.
 pytestmark = pytest.mark.filterwarnings("ignore")

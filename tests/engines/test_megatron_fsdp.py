@@ -21,7 +21,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Collective, HostCopy, MemoryBound
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 LAYERS, RANKS, MICROSTEPS = 6, 8, 4
 MODEL = small_llama(LAYERS)

@@ -13,7 +13,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Gemm, MemoryBound
 from axonn_tune.spec.precision import TF32
 from axonn_tune.spec.tuning import Adapters
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 # Importing the package warns of what it deprecates, and of packages that it does without.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -9,7 +9,7 @@ from engines.traffic import Copies
 
 from axonn_tune.io.presets import load_engine
 from axonn_tune.spec.job import Job
-from axonn_tune.strategies.optimizer import clip_and_update
+from axonn_tune.strategies.optimizer import Gradients, Optimizer, clip_and_update, states_of
 from axonn_tune.strategies.program import HostProgram
 
 pytest.importorskip("megatron.core")
@@ -42,7 +42,9 @@ def planned(name, gradient_bytes):
     """Return the bytes of each weight that a kernel of the plan moves; 0 where there is none."""
     host = HostProgram()
     has_main = load_engine("megatron-core").megatron.has_main_gradients
-    clip_and_update(host, Job(1, 1, 8), np.ones(1), gradient_bytes, {}, has_main_gradients=has_main)
+    job, one = Job(1, 1, 8), np.ones(1)
+    optimizer = Optimizer(states_of(job), has_main_gradients=has_main)
+    clip_and_update(host, job, Gradients(one, one, one, gradient_bytes), {}, optimizer)
     return sum(float(op.nbytes[0]) for op in host.phase("end").operations if op.name == name)
 
 

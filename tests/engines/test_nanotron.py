@@ -25,9 +25,10 @@ from axonn_tune.spec.plan import HostWork, MemoryBound
 from axonn_tune.spec.rehearsal import OtherKernel
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
-from axonn_tune.strategies.megatron3d import megatron_of
+from axonn_tune.strategies.megatron.megatron3d import megatron_of
 
 ENGINE = load_engine("nanotron")
+SLEEPING = load_engine("nanotron-2024-12")
 BATCH, TOKENS, HEADS, WIDTH = 2, 64, 4, 32
 HIDDEN = HEADS * WIDTH
 QUERIES_BYTES = 2.0 * BATCH * TOKENS * HIDDEN
@@ -370,3 +371,44 @@ def test_balanced_stages_are_cut_into_no_virtual_ones():
         can_run(megatron_of(ENGINE), model, Job(4, 16, 64), 1, n, pipeline=4) for n in (1, 2)
     )
     assert (one, two) == (True, False)
+
+
+def two_stages_seconds(engine, n_micro):
+    """The time of a step in two stages on one node, with one replica."""
+    strategy = megatron_of(engine, n_virtual=(1,))
+    model = llama(n_layers=8, hidden_size=1024, n_heads=8, vocab_size=32000, seq_len=2048)
+    scenario = Scenario(model, Job(2, n_micro, 2048), load_machine("aws-p5-2024"), strategy)
+    return predict(
+        scenario, Configuration(layout_of(strategy, pipeline=2), micro_batch=1)
+    ).step_seconds
+
+
+@pytest.mark.parametrize("n_micro", [1, 2, 50])
+def test_two_sleeping_stages_lose_six_sleeps_with_each_micro_batch(n_micro):
+    """Of these, four announce what is handed forward, and two the gradient that comes back."""
+    assert SLEEPING.megatron.handover_seconds == pytest.approx((0.4, 0.2))
+    lost = two_stages_seconds(SLEEPING, n_micro) - two_stages_seconds(ENGINE, n_micro)
+    assert lost == pytest.approx(0.6 * n_micro, rel=1e-9)
+
+
+def test_without_stages_nothing_sleeps():
+    model = llama(n_layers=4, hidden_size=256, n_heads=8, vocab_size=512, seq_len=64)
+    machine = load_machine("aws-p5-2024")
+    awake, asleep = (
+        predict(
+            Scenario(model, Job(8, 16, 64), machine, megatron_of(engine)),
+            Configuration(layout_of(megatron_of(engine), tensor=2, data=4), micro_batch=1),
+        ).step_seconds
+        for engine in (ENGINE, SLEEPING)
+    )
+    assert asleep == awake
+
+
+@pytest.mark.parametrize("engine", [ENGINE, SLEEPING])
+def test_hosts_that_sleep_know_one_schedule(engine):
+    model = llama(n_layers=8, hidden_size=256, n_heads=8, vocab_size=512, seq_len=64)
+    one, other = (
+        can_run(replace(megatron_of(engine), schedule=schedule), model, Job(4, 16, 64), pipeline=4)
+        for schedule in ("1f1b", "zb-h1")
+    )
+    assert (one, other) == (True, engine is ENGINE)

@@ -12,7 +12,7 @@ from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Collective, MemoryBound
 from axonn_tune.spec.programs import ZeroProgram
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 ENGINE = Engine(zero=ZeroProgram(is_fsdp2=True, has_stages=True, reduced_element_bytes=4.0))
 SIZES = {"hidden_size": 256, "n_heads": 8, "n_kv_heads": 8, "ffn_hidden_size": 512}

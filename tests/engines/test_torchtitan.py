@@ -16,8 +16,8 @@ from worlds import llama
 from axonn_tune.io.presets import load_engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Gemm
-from axonn_tune.strategies.shard_kernels import ShardKernels
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.shard_kernels import ShardKernels
+from axonn_tune.strategies.zero.zero import zero3
 
 EAGER = load_engine("torchtitan-2024-eager")
 TOKENS, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM = 512, 1024, 3584, 32, 8, 128

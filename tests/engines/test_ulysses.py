@@ -14,7 +14,7 @@ from axonn_tune.io.presets import load_engine
 from axonn_tune.runtime.released.deepspeed import import_deepspeed
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 pytest.importorskip("deepspeed")
 

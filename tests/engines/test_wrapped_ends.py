@@ -17,7 +17,7 @@ from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Collective
 from axonn_tune.spec.programs import ZeroProgram
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 HIDDEN, VOCABULARY, N_BLOCKS, N_RANKS, SEQ_LEN = 64, 256, 4, 4, 64
 MODEL = llama(

@@ -23,7 +23,7 @@ from axonn_tune.spec.candidates import CandidateTable  # noqa: E402
 from axonn_tune.spec.configuration import Configuration  # noqa: E402
 from axonn_tune.spec.job import Job  # noqa: E402
 from axonn_tune.spec.layout import grid_layout  # noqa: E402
-from axonn_tune.strategies.axonn4d import AXONN  # noqa: E402
+from axonn_tune.strategies.axonn.axonn4d import AXONN  # noqa: E402
 
 pytestmark = pytest.mark.gpu_only
 N_IN_GRAPH = 20

@@ -19,6 +19,8 @@ from axonn_tune.io.presets import (
 )
 from axonn_tune.spec.quantity import Quantity
 
+pytestmark = pytest.mark.usefixtures("no_user_folders")
+
 NETWORK = """\
 links:
   - name: nvlink
@@ -27,12 +29,6 @@ links:
     bandwidth_bytes_per_s: {value: 200 GB/s, origin: published, source: offer}
     latency_seconds: {value: 9 us, origin: assumed, source: me}
 """
-
-
-@pytest.fixture(autouse=True)
-def _no_user_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("AXONN_TUNE_PATH", raising=False)
-    monkeypatch.chdir(tmp_path)
 
 
 def _refused(path: Path) -> str:

@@ -51,7 +51,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
         read_text(path)
 
 
-def test_a_pipe_is_read(tmp_path: Path) -> None:
+def test_a_pipe_is_read() -> None:
     reading, writing = os.pipe()
     with open(writing, "w") as file:
         file.write("text")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hf_configs import sizes
 
 from axonn_tune.errors import AxonnTuneError, InputError
 from axonn_tune.io.hf.config import load_hf_config, model_from_hf
@@ -109,14 +110,6 @@ MISTRAL_NEMO = MISTRAL_7B | {
     "sliding_window": None,
     "vocab_size": 131072,
 }
-
-
-def sizes(kind: str, *counts: int, **others: Any) -> dict[str, Any]:
-    """Return a config with hidden size, layers, heads, KV heads, MLP and vocabulary."""
-    keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    keys += ("intermediate_size", "vocab_size")
-    config = {"model_type": kind, "max_position_embeddings": 4096}
-    return config | dict(zip(keys, counts, strict=True)) | others
 
 
 QWEN25_7B = sizes("qwen2", 3584, 28, 28, 4, 18944, 152064, use_sliding_window=False) | {

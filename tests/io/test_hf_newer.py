@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hf_configs import sizes
 
 from axonn_tune.errors import InputError
 from axonn_tune.io.hf.config import model_from_hf
@@ -17,14 +18,6 @@ from axonn_tune.io.presets import load_model
 TIED = {"tie_word_embeddings": True}
 FEW_LATENTS = {"kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64}
 FEW_LATENTS |= {"v_head_dim": 256}
-
-
-def sizes(kind: str, *counts: int, **others: Any) -> dict[str, Any]:
-    """Return a config with hidden size, layers, heads, KV heads, MLP and vocabulary."""
-    keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    keys += ("intermediate_size", "vocab_size")
-    config = {"model_type": kind, "max_position_embeddings": 4096}
-    return config | dict(zip(keys, counts, strict=True)) | others
 
 
 def experts(count: int, top_k: int, size: int, **others: Any) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from axonn_tune.io.presets import (
     load_model,
 )
 
+pytestmark = pytest.mark.usefixtures("no_user_folders")
+
 PUBLISHED = {
     "gpt-neox-20b": 20.55e9,
     "llama2-7b": 6.74e9,
@@ -102,12 +104,6 @@ HF = {
     "n_positions": 32,
     "vocab_size": 512,
 }
-
-
-@pytest.fixture(autouse=True)
-def _no_user_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("AXONN_TUNE_PATH", raising=False)
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))

@@ -41,8 +41,26 @@ def test_experts_overlap_in_a_pipeline_with_virtual_stages_only():
         files = written("qwen3-30b-a3b", 64, layout, virtual_stages=n_virtual, **options)
         for flag in ("--overlap-moe-expert-parallel-comm", "--delay-wgrad-compute"):
             assert flag in files["launch.sbatch"]
+        assert "Install Transformer Engine 2.8 or newer" in files["launch.sbatch"]
     with pytest.raises(InputError, match="between ranks with other experts only"):
         written("qwen3-30b-a3b", 64, "data=64,expert=1", **options)
+    plain = written("qwen3-30b-a3b", 64, "data=64,expert=64", strategy="megatron")
+    assert "Transformer Engine" not in plain["launch.sbatch"]
+
+
+@pytest.mark.parametrize(
+    ("options", "culprit"),
+    [
+        ({"mtp_modules": 2}, "with --mtp-modules 2; allowed: 0, 1, or --no-overlaps-experts"),
+        ({"dtype": "fp32"}, "in fp32; allowed: --dtype bf16 or fp16, or --no-overlaps-experts"),
+    ],
+)
+def test_experts_overlap_in_16_bits_and_with_one_module_at_most(options, culprit):
+    given = ("qwen3-30b-a3b", 64, "data=64,expert=64")
+    with pytest.raises(InputError, match=f"does not overlap {culprit}"):
+        written(*given, strategy="megatron", overlaps_experts=True, **options)
+    assert written(*given, strategy="megatron", overlaps_experts=False, **options)
+    assert written(*given, strategy="megatron", overlaps_experts=True, mtp_modules=1)
 
 
 def test_a_pipeline_with_overlapped_experts_is_suggested_with_virtual_stages_only():

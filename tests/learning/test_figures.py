@@ -8,7 +8,7 @@ import pytest
 from lessons import (
     jobs_of,
     lessons,
-    machine_of,
+    llm_foundry_trials,
     n_random,
     n_until_best,
     order_without_model,
@@ -16,7 +16,7 @@ from lessons import (
     published_trials,
 )
 
-from axonn_tune.reproduce import fsdp, megatron, nanotron
+from axonn_tune.reproduce import megatron, nanotron
 
 pytestmark = pytest.mark.sweep
 # Held-out runs that are predicted in each draw.
@@ -25,12 +25,7 @@ N_OTHERS = 10
 
 @pytest.fixture(scope="module")
 def llm_foundry():
-    """Runs of an engine of 2023 that are predicted as FSDP2 of today, by machine."""
-    machines = {}
-    for trials in published_trials("llm_foundry", fsdp.llm_foundry, "fsdp2-eager").values():
-        for trial in trials:
-            machines.setdefault(machine_of(trial).name, []).append(trial)
-    return machines
+    return llm_foundry_trials()
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,7 @@
 """What is said beside numbers that would mislead without it."""
 
+from types import SimpleNamespace
+
 import pytest
 
 import axonn_tune
@@ -8,6 +10,7 @@ from axonn_tune.api.searching import build_search
 from axonn_tune.report.compare import comparison_text
 from axonn_tune.report.explain import explanation_text
 from axonn_tune.report.phrases import assumption_line
+from axonn_tune.report.plan import _chance
 from axonn_tune.report.records import assumptions
 from axonn_tune.report.suggest import ranking_text
 from axonn_tune.search.one_layout import best_of_layout
@@ -21,6 +24,23 @@ def explained(model, gpus, layout, **options):
     search = build_search(model, gpus, "dgx-h100", **{**MEGATRON, **options})
     explanation = explain(best_of_layout(search, layout), with_sensitivities=False)
     return explanation, explanation_text(search, explanation, 5)
+
+
+@pytest.mark.parametrize(("strategy", "waits"), [("axonn-pipeline", True), ("zero3", False)])
+def test_a_ranking_shows_bubbles_where_there_are_any(strategy, waits):
+    search = build_search("5b", 64, strategy=strategy, global_batch=128, micro_batch=1)
+    ranking = rank_best(search, 5)
+    assert any(0.0 < p.bubble_seconds < 1.0 for p in ranking.top(5)) == waits
+    heads = ranking_text(ranking, 5).splitlines()[2]
+    assert ("bubble" in heads) == waits
+
+
+@pytest.mark.parametrize(
+    ("chance", "said"),
+    [(None, "-"), (0.0, "<1"), (0.006, "1"), (0.5, "50"), (0.99, "99"), (0.996, ">99")],
+)
+def test_a_chance_is_never_said_to_be_certain(chance, said):
+    assert _chance(SimpleNamespace(chance_within=lambda seconds: chance), 60.0) == said
 
 
 def test_a_step_that_waits_for_its_host_says_so():

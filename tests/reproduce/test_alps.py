@@ -1,25 +1,22 @@
 """Megatron-Core on Alps: two numbers that are fitted to six steps hold for the others."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from reproduced import LOADERS, words_of_page
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.alps import megatron_on_alps, steps_of_cscs
 from axonn_tune.reproduce.results import predict_runs
-from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.spec.precision import FULL
 
 ROWS = load_published("alps_megatron")
-PAGE = " ".join((Path(__file__).parents[2] / "docs" / "validation.md").read_text().split())
+PAGE = words_of_page("validation.md")
 OF_CLOCK = ("8b", "4", FULL)
 
 
 @pytest.fixture(scope="module")
 def runs():
-    return list(megatron_on_alps(ROWS, Loaders(load_model, load_machine, load_engine)))
+    return list(megatron_on_alps(ROWS, LOADERS))
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +78,7 @@ def test_what_ran_fits(predicted):
 
 def test_steps_of_cscs_tests_are_met_though_nothing_is_fitted_to_them():
     """8B has one bucket, which is reduced and gathered with nothing beside it: 16 % of its step."""
-    loaders = Loaders(load_model, load_machine, load_engine)
-    tests = list(steps_of_cscs(load_published("alps_tests"), loaders))
+    tests = list(steps_of_cscs(load_published("alps_tests"), LOADERS))
     assert not any(test.is_fitted for test in tests)
     predictions = predict_runs(tests)
     published = [test.published["step_seconds"] for test in tests]

@@ -1,26 +1,23 @@
 """DeepSpeed on sequences of up to 15 million tokens: nothing is fitted to these rows."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from reproduced import LOADERS, words_of_page
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
+from axonn_tune.io.presets import load_model
 from axonn_tune.reproduce.alst import arctic_long_sequences
-from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.reproduce.steps import time_runs
 
 ROWS = load_published("alst")
-PAGE = " ".join((Path(__file__).parents[2] / "docs" / "validation.md").read_text().split())
+PAGE = words_of_page("validation.md")
 # A pass forward, the same again, and a backward pass of 2.5 times its FLOPs, of the causal half.
 ATTENTION_PASSES = 4.5 / 2.0
 
 
 @pytest.fixture(scope="module")
 def timed():
-    loaders = Loaders(load_model, load_machine, load_engine)
-    return time_runs(list(arctic_long_sequences(ROWS, loaders)))
+    return time_runs(list(arctic_long_sequences(ROWS, LOADERS)))
 
 
 def test_attention_alone_runs_at_the_rate_that_was_measured_without_other_kernels():

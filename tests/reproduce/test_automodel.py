@@ -1,18 +1,17 @@
 """FSDP2 in NeMo AutoModel, for experts and for shared sequences; nothing is fitted to it."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from reproduced import LOADERS, words_of_page
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
+from axonn_tune.io.presets import load_model
 from axonn_tune.reproduce.automodel import automodel, with_neighbours
 from axonn_tune.reproduce.results import predict_runs
-from axonn_tune.reproduce.runs import Loaders
 
-PAGE = (Path(__file__).parents[2] / "docs" / "experts.md").read_text()
+PAGE = words_of_page("experts.md")
 ALL = load_published("nemo_automodel")
 ROWS = [row for row in ALL if int(row["expert"]) > 1]
 MEASURED = np.array([float(row["step_seconds"]) for row in ROWS])
@@ -20,7 +19,7 @@ MEASURED = np.array([float(row["step_seconds"]) for row in ROWS])
 
 def predicted(rows=ROWS):
     """The predictions of steps."""
-    runs = automodel(rows, Loaders(load_model, load_machine, load_engine))
+    runs = automodel(rows, LOADERS)
     return predict_runs(list(runs))
 
 

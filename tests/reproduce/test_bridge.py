@@ -4,20 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from reproduced import LOADERS
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.bridge import megatron_bridge
 from axonn_tune.reproduce.results import predict_runs
-from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.step.predict import predict
 
 
 @pytest.fixture(scope="module")
 def runs():
     rows = load_published("megatron_bridge")
-    loaders = Loaders(load_model, load_machine, load_engine)
-    return list(zip(rows, megatron_bridge(rows, loaders), strict=True))
+    return list(zip(rows, megatron_bridge(rows, LOADERS), strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,14 @@
 """Measured collectives: what the tables hold, and how their errors are added up."""
 
 import pytest
+from reproduced import LOADERS
 
 from axonn_tune.cost.collectives import moved_fraction
 from axonn_tune.cost.prices import group_seconds
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
+from axonn_tune.io.presets import load_machine
 from axonn_tune.reproduce.collectives import collective_errors, timed_collectives
-from axonn_tune.reproduce.runs import Loaders
 
-LOADERS = Loaders(load_model, load_machine, load_engine)
 # Advertised bytes per second of NVLink in each direction, by machine (NVIDIA's datasheets).
 NVLINK = {
     "dgx-a100": 300e9,

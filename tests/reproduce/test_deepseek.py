@@ -1,17 +1,16 @@
 """The training of DeepSeek-V3, for which its makers state the hours of 2,048 H800."""
 
-from pathlib import Path
-
 import pytest
+from reproduced import words_of_page
 
 from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.search.rank import rank_candidates
 from axonn_tune.search.search import Constraints, Search
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.megatron3d import megatron_of
+from axonn_tune.strategies.megatron.megatron3d import megatron_of
 
-PAGE = " ".join((Path(__file__).parents[2] / "docs/experts.md").read_text().split())
+PAGE = words_of_page("experts.md")
 # DeepSeek-AI, arXiv 2412.19437: Table 1, sections 3.2 (layout), 3.3 (precision) and 4.2 (batch).
 PUBLISHED_HOURS = 180_000
 N_GPUS, GLOBAL_BATCH, SEQ_LEN = 2048, 15_360, 4096

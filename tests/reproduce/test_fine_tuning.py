@@ -1,26 +1,24 @@
 """Fine-tuning with adapters as MLPerf and Megatron-Bridge measured it."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from reproduced import LOADERS, words_of_page
 
 from axonn_tune.api.searching import build_search
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.fine_tuning import fine_tuning
 from axonn_tune.reproduce.results import predict_runs
-from axonn_tune.reproduce.runs import Loaders, by_maker
+from axonn_tune.reproduce.runs import by_maker
 from axonn_tune.search.one_layout import best_of_layout
 
-PAGE = " ".join((Path(__file__).parents[2] / "docs/fine-tuning.md").read_text().split())
+PAGE = words_of_page("fine-tuning.md")
 
 
 @pytest.fixture(scope="module")
 def predicted():
     """The row and the prediction of every step."""
     rows = load_published("lora")
-    runs = fine_tuning(rows, Loaders(load_model, load_machine, load_engine))
+    runs = fine_tuning(rows, LOADERS)
     return list(zip(rows, predict_runs(list(runs)), strict=True))
 
 

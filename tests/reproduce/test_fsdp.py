@@ -3,13 +3,10 @@
 from math import prod
 
 import pytest
+from reproduced import LOADERS
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.fsdp import fms_fsdp, llm_foundry, mpt
-from axonn_tune.reproduce.runs import Loaders
-
-LOADERS = Loaders(load_model, load_machine, load_engine)
 
 
 def test_models_have_the_parameters_that_llm_foundry_counted():

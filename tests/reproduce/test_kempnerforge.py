@@ -1,17 +1,15 @@
 """FSDP2 and tensor parallelism in KempnerForge; nothing is fitted to it."""
 
-from pathlib import Path
 from statistics import mean
 
 import pytest
+from reproduced import LOADERS, words_of_page
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.kempnerforge import kempnerforge
 from axonn_tune.reproduce.results import predict_runs, relative_error
-from axonn_tune.reproduce.runs import Loaders
 
-PAGE = (Path(__file__).parents[2] / "docs" / "strategies.md").read_text()
+PAGE = words_of_page("strategies.md")
 ROWS = load_published("kempnerforge")
 PAIRS = [row["tensor"] == "2" for row in ROWS]
 
@@ -19,7 +17,7 @@ PAIRS = [row["tensor"] == "2" for row in ROWS]
 @pytest.fixture(scope="module")
 def predicted():
     """Return all runs, each with its prediction."""
-    runs = list(kempnerforge(ROWS, Loaders(load_model, load_machine, load_engine)))
+    runs = list(kempnerforge(ROWS, LOADERS))
     return list(zip(runs, predict_runs(runs), strict=True))
 
 

@@ -1,23 +1,21 @@
 """NeMo on sequences of 4 thousand to a million tokens: nothing is fitted to these rows."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from reproduced import LOADERS, words_of_page
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
+from axonn_tune.io.presets import load_model
 from axonn_tune.reproduce.long_sequences import long_sequences
 from axonn_tune.reproduce.results import predict_runs
-from axonn_tune.reproduce.runs import Loaders
 
 ROWS = load_published("nemo_long")
-PAGE = " ".join((Path(__file__).parents[2] / "docs" / "validation.md").read_text().split())
+PAGE = words_of_page("validation.md")
 
 
 @pytest.fixture(scope="module")
 def predicted():
-    runs = long_sequences(ROWS, Loaders(load_model, load_machine, load_engine))
+    runs = long_sequences(ROWS, LOADERS)
     return predict_runs(list(runs))
 
 

@@ -1,24 +1,22 @@
 """Megatron-FSDP as NVIDIA measured it on H100 to GB300; nothing is fitted to it."""
 
-from pathlib import Path
 from statistics import mean
 
 import pytest
+from reproduced import LOADERS, words_of_page
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.megatron_fsdp import megatron_fsdp
 from axonn_tune.reproduce.results import predict_runs, relative_error
-from axonn_tune.reproduce.runs import Loaders
 
-PAGE = " ".join((Path(__file__).parents[2] / "docs" / "validation.md").read_text().split())
+PAGE = words_of_page("validation.md")
 ROWS = load_published("megatron_fsdp")
 
 
 @pytest.fixture(scope="module")
 def predicted():
     """Return all rows, each with its run and its prediction."""
-    runs = list(megatron_fsdp(ROWS, Loaders(load_model, load_machine, load_engine)))
+    runs = list(megatron_fsdp(ROWS, LOADERS))
     return list(zip(ROWS, runs, predict_runs(runs), strict=True))
 
 

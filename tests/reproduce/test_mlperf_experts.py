@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
+from reproduced import LOADERS
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.mlperf_experts import mlperf_experts
 from axonn_tune.reproduce.results import predict_runs
-from axonn_tune.reproduce.runs import Loaders
 
 ROWS = load_published("mlperf_experts")
 
@@ -15,7 +14,7 @@ ROWS = load_published("mlperf_experts")
 @pytest.fixture(scope="module")
 def judged():
     """Row, prediction and error of every step."""
-    runs = list(mlperf_experts(ROWS, Loaders(load_model, load_machine, load_engine)))
+    runs = list(mlperf_experts(ROWS, LOADERS))
     measured = [run.published["step_seconds"] for run in runs]
     return [
         (row, prediction, prediction.step_seconds / seconds - 1.0)
@@ -52,7 +51,7 @@ def test_the_head_is_in_8_bits_where_its_script_says_so(judged):
     row, prediction, _ = judged[0]
     assert (row["gpus"], row["low_head"]) == ("256", "yes")
     in_bf16 = [{**row, "low_head": "no"}]
-    (run,) = mlperf_experts(in_bf16, Loaders(load_model, load_machine, load_engine))
+    (run,) = mlperf_experts(in_bf16, LOADERS)
     (usual,) = predict_runs([run])
     assert usual.step_seconds / prediction.step_seconds == pytest.approx(1.06, abs=0.01)
 

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from reproduced import LOADERS
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
+from axonn_tune.io.presets import load_model
 from axonn_tune.reproduce.model_zoo import model_zoo
 from axonn_tune.reproduce.results import predict_runs
-from axonn_tune.reproduce.runs import Loaders
 
 ROWS = load_published("moe_model_zoo")
 
@@ -15,7 +15,7 @@ ROWS = load_published("moe_model_zoo")
 @pytest.fixture(scope="module")
 def predictions():
     """The prediction of every step."""
-    runs = model_zoo(ROWS, Loaders(load_model, load_machine, load_engine))
+    runs = model_zoo(ROWS, LOADERS)
     return predict_runs(list(runs))
 
 
@@ -64,7 +64,7 @@ def test_steps_with_graphs_of_parts_whose_exchange_is_hidden_are_predicted_too_f
 
 def test_tensor_messages_overlap_in_bf16_once_the_script_asks_for_it():
     """The first four steps were published before the script had --tp-comm-overlap."""
-    runs = list(model_zoo(ROWS, Loaders(load_model, load_machine, load_engine)))
+    runs = list(model_zoo(ROWS, LOADERS))
     for number, (row, run) in enumerate(zip(ROWS, runs, strict=True)):
         overlaps = run.search.scenario.strategy.overlaps_tensor
         assert overlaps == (number >= 4 and row["precision"] == "bf16")

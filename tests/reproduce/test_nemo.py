@@ -2,19 +2,18 @@
 
 import numpy as np
 import pytest
+from reproduced import LOADERS
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.nemo import nemo
 from axonn_tune.reproduce.results import predict_runs
-from axonn_tune.reproduce.runs import Loaders
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8-delayed"])
 def test_405b_is_met_in_both_precisions(precision):
     all_rows = load_published("dgxc_h100")
     rows = [r for r in all_rows if (r["model"], r["precision"]) == ("llama3-405b", precision)]
-    runs = list(nemo(rows, Loaders(load_model, load_machine, load_engine)))
+    runs = list(nemo(rows, LOADERS))
     errors = [
         p.step_seconds / float(row["step_seconds"]) - 1.0
         for row, p in zip(rows, predict_runs(runs), strict=True)

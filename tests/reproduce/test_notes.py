@@ -130,10 +130,10 @@ def test_what_is_said_of_other_steps_is_so(steps):
     said = f"the {len(oss)} steps of GPT-OSS are met within {mean_size(oss)} in the mean"
     assert said in stated("megatron-bridge")
     large = percents(steps["Megatron-Bridge"], "qwen3-235b.* of dgx-h100, fp8")
-    assert f"-{-large[-1]:.0f} to -{-large[0]:.0f} %" in stated("megatron-bridge")
+    assert len(large) == 4 and max(map(abs, large)) < 8.0
     several = percents(steps["several nodes"], "")
-    assert f"{spread(several[:7])} too short" in stated("several-nodes")
-    assert max(map(abs, several[7:])) < 12.0
+    assert f"{spread(several[:5])} too short" in stated("several-nodes")
+    assert max(map(abs, several[5:])) < 12.0
     long = percents(steps["FSDP"], "x (16384|32768|65536) ", "dgx-h100")
     assert len(long) == 8
     assert f"are predicted {spread(long)} too short" in stated("fsdp")

@@ -1,26 +1,22 @@
 """Megatron-Core on B200 as SimuMax measured it: nothing is fitted to these rows."""
 
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 import pytest
+from reproduced import LOADERS, words_of_page
 
 from axonn_tune.cost.prices import KernelPrices, slowest_rank_factor
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
+from axonn_tune.io.presets import load_machine
 from axonn_tune.reproduce.results import predict_runs
-from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.reproduce.simumax import simumax
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import MemoryBound
 from axonn_tune.step.explain import explain
 from axonn_tune.units import gib
 
-PAGE = " ".join((Path(__file__).parents[2] / "docs/validation.md").read_text().split())
-
-
-LOADERS = Loaders(load_model, load_machine, load_engine)
+PAGE = words_of_page("validation.md")
 
 
 @pytest.fixture(scope="module")

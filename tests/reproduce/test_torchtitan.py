@@ -4,15 +4,13 @@ from math import prod
 from statistics import mean
 
 import pytest
+from reproduced import LOADERS
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.results import compare_published, predict_runs
-from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.reproduce.torchtitan import torchtitan
 
 ROWS = load_published("torchtitan")
-LOADERS = Loaders(load_model, load_machine, load_engine)
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,11 @@
 """Megatron-LM's weak scaling of SC21, as the authors' script of its table runs it."""
 
 import pytest
+from reproduced import LOADERS
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce.megatron import weak_scaling
 from axonn_tune.reproduce.results import predict_runs
-from axonn_tune.reproduce.runs import Loaders
 
 # Layers of a virtual stage and sequences of a micro-batch in run_table_1.sh, by billions of
 # parameters.
@@ -28,7 +27,7 @@ OF_SCRIPT = {
 def runs():
     """Each run of the table by billions of parameters, with its prediction."""
     rows = load_published("megatron_sc21_table1")
-    of_rows = list(weak_scaling(rows, Loaders(load_model, load_machine, load_engine)))
+    of_rows = list(weak_scaling(rows, LOADERS))
     sizes = [row["parameters_b"] for row in rows]
     return dict(zip(sizes, zip(of_rows, predict_runs(of_rows), strict=True), strict=True))
 

@@ -4,15 +4,14 @@ from dataclasses import replace
 from statistics import mean
 
 import pytest
+from reproduced import LOADERS
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.io.presets import load_engine, load_machine, load_model
+from axonn_tune.io.presets import load_machine
 from axonn_tune.reproduce.results import compare_published
-from axonn_tune.reproduce.runs import Loaders
 from axonn_tune.reproduce.sharded import zero_plus_plus, zeropp_tutorial
 from axonn_tune.spec.model import Model
 
-LOADERS = Loaders(load_model, load_machine, load_engine)
 RUNS = [*zero_plus_plus(load_published("zeropp"), LOADERS)]
 GPT_18B = Model("gpt-18b", 40, 6144, 32, 50304, 512)
 

@@ -11,7 +11,7 @@ from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Collective, Gemm
-from axonn_tune.strategies.axonn4d import Axonn4D
+from axonn_tune.strategies.axonn.axonn4d import Axonn4D
 
 BUNDLED = Axonn4D(engine=load_engine("bundled"))
 BUCKETED = "gradient.all_reduce"

@@ -24,8 +24,8 @@ from axonn_tune.spec.job import Job, Overlap  # noqa: E402
 from axonn_tune.spec.layout import Layout, grid_layout  # noqa: E402
 from axonn_tune.spec.model import Model  # noqa: E402
 from axonn_tune.spec.plan import COMPUTE, Collective  # noqa: E402
-from axonn_tune.strategies.axonn4d import Axonn4D  # noqa: E402
-from axonn_tune.strategies.zero import zero3  # noqa: E402
+from axonn_tune.strategies.axonn.axonn4d import Axonn4D  # noqa: E402
+from axonn_tune.strategies.zero.zero import zero3  # noqa: E402
 from axonn_tune.validation.runnable import runnable  # noqa: E402
 
 GPT = Model("gpt", 2, 32, 4, 256, 16)

@@ -18,8 +18,8 @@ from axonn_tune.search.batches import (
 )
 from axonn_tune.search.one_layout import best_of_layout, why_not
 from axonn_tune.search.rank import best_of, rank_candidates, with_best_batch
-from axonn_tune.strategies.axonn4d import AXONN
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.axonn.axonn4d import AXONN
+from axonn_tune.strategies.zero.zero import zero3
 
 COUNTS = st.integers(1, 20000)
 TARGETS = st.integers(1, 20000)

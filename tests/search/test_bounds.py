@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from build import on_machine, ranking_of, search_of
+from build import ranking_of, search_of
 from worlds import machine_of, quantity
 
 from axonn_tune.errors import NoCandidateError
@@ -18,8 +18,8 @@ from axonn_tune.spec.layout import ORDERS
 from axonn_tune.spec.machine import MemoryReserve
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.schedule import ONE_F_ONE_B
-from axonn_tune.strategies.axonn4d import Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.axonn.axonn4d import Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 
 def random_search(random):
@@ -44,7 +44,7 @@ def random_search(random):
     needed = ranking_of(replace(search, include_oom=True, every_configuration=True)).memory_bytes
     capacity = float(np.quantile(needed, random.uniform(0.1, 0.7)))
     gpu = replace(machine.gpu, memory_bytes=quantity(capacity))
-    return on_machine(search, replace(machine, gpu=gpu))
+    return search.on(replace(machine, gpu=gpu))
 
 
 def assert_same(bounded, whole):

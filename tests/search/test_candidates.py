@@ -1,5 +1,7 @@
 """Candidates: nothing forgotten, everything that falls is counted."""
 
+import math
+import tracemalloc
 from itertools import product
 
 import numpy as np
@@ -18,7 +20,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import ORDERS, check_order, grid_layout, parse_layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
 
 
 @given(st.integers(1, 5000))
@@ -40,6 +42,19 @@ def test_counts_of_factorisations():
     # 2**10 in four factors: stars and bars; 6144 = 2**11 * 3.
     assert factorisations(1024).shape[1] == 286
     assert factorisations(6144).shape[1] == 364 * 4
+
+
+def test_factorisations_are_formed_without_trying_all_products_of_divisors():
+    """720,720 has 240 divisors; its factorisations into four numbers times these took 21 M."""
+    tracemalloc.start()
+    try:
+        found = factorisations(720_720, 5)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # Stars and bars for 2**4 * 3**2 and four primes, each into one of five factors.
+    assert found.shape[1] == math.comb(8, 4) * math.comb(6, 4) * 5**4
+    assert peak_bytes < 5 * found.nbytes
 
 
 AXONN_CASES = [(12, 48, 1), (384, 768, 1), (384, 96, 24), (1024, 1024, 1), (6144, 6144, 24)]

@@ -10,9 +10,7 @@ import pytest
 from build import (
     every_configuration_of,
     layout_of,
-    layout_of_prediction,
     number,
-    on_machine,
     plan_of,
     prediction_of,
     ranking_of,
@@ -30,9 +28,9 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Gemm
 from axonn_tune.spec.resources import resources
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.zero import zero3, zeropp
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.zero.zero import zero3, zeropp
 
 MODEL = Model("m", 6, 256, 8, 1024, 128)
 JOB = Job(8, 16, 128)
@@ -58,7 +56,7 @@ def test_a_ranking_is_every_configuration_best_first(strategy):
     """Candidates that fit come by time, then the others by memory; a layout stands for its best."""
     machine = machine_of(jitter=0.02, slowdown=0.1)
     search = search_of(MODEL, Job(8, 8, 128), machine, strategy, recomputes=("none", "full"))
-    search = on_machine(search, with_memory(machine, split_memory(search)))
+    search = search.on(with_memory(machine, split_memory(search)))
     capacity = search.scenario.machine.gpu.memory_bytes.value
     every = every_configuration_of(search)
     assert [p.place for p in every] == list(range(1, len(every) + 1))
@@ -76,9 +74,9 @@ def test_a_ranking_is_every_configuration_best_first(strategy):
     assert ranking.rejected["out of memory"] == len(every) - n_fit
     best = {}
     for p in every[:n_fit]:
-        best.setdefault(str(layout_of_prediction(p)), p)
+        best.setdefault(str(p.layout), p)
     shown = [ranking.prediction(row) for row in range(len(ranking))]
-    assert [str(layout_of_prediction(p)) for p in shown] == list(best)
+    assert [str(p.layout) for p in shown] == list(best)
     for p, expected in zip(shown, best.values(), strict=True):
         assert p.step_seconds == pytest.approx(expected.step_seconds, rel=1e-12)
         assert (p.configuration.micro_batch, p.configuration.recompute) == (
@@ -120,12 +118,12 @@ def test_why_a_layout_does_not_fit_is_its_leanest_configuration(strategy):
     every = every_configuration_of(search)
     by_layout = {}
     for p in every:
-        by_layout.setdefault(str(layout_of_prediction(p)), []).append(p)
+        by_layout.setdefault(str(p.layout), []).append(p)
     configurations = max(by_layout.values(), key=len)
     leanest = min(configurations, key=lambda p: p.memory_bytes)
     capacity = leanest.memory_bytes - 0.3 * GIB
-    small = on_machine(search, with_memory(machine_of(), capacity))
-    text = why_not(small, layout_of_prediction(leanest))
+    small = search.on(with_memory(machine_of(), capacity))
+    text = why_not(small, leanest.layout)
     term = leanest.largest_memory_term
     assert f"needs {leanest.memory_bytes / GIB:.1f} GiB of {capacity / GIB:.1f} GiB" in text
     assert "0.3 GiB short" in text
@@ -139,8 +137,8 @@ def test_why_a_layout_does_not_fit_is_its_leanest_configuration(strategy):
     ]
     assert min(p.memory_bytes for p in named) == pytest.approx(leanest.memory_bytes)
     # With room for exactly that one it fits.
-    enough = on_machine(search, with_memory(machine_of(), leanest.memory_bytes * (1 + 1e-9)))
-    assert "allowed; with its best configuration" in why_not(enough, layout_of_prediction(leanest))
+    enough = search.on(with_memory(machine_of(), leanest.memory_bytes * (1 + 1e-9)))
+    assert "allowed; with its best configuration" in why_not(enough, leanest.layout)
 
 
 def test_why_a_layout_is_not_the_best_says_where_it_ranks():
@@ -149,7 +147,7 @@ def test_why_a_layout_is_not_the_best_says_where_it_ranks():
     for row in (0, 1, len(ranking) - 1):
         p = ranking.prediction(row)
         slower = p.step_seconds / ranking.prediction(0).step_seconds
-        text = why_not(search, layout_of_prediction(p))
+        text = why_not(search, p.layout)
         assert f"ranks {row + 1} of {len(ranking)}, {slower:.3f} times the best step" in text
         assert (
             f"(micro-batch {p.configuration.micro_batch}, recompute {p.configuration.recompute})"
@@ -168,14 +166,14 @@ def test_nothing_fits_says_from_how_many_gpus_it_would():
     assert least[16] < least[8] < least[4] < least[2]
     for enough, too_few in ((4, 2), (8, 4), (16, 8)):
         for capacity in (least[enough], (least[enough] + least[too_few]) / 2):
-            small = on_machine(search, with_memory(machine, capacity))
+            small = search.on(with_memory(machine, capacity))
             with pytest.raises(NoCandidateError) as caught:
                 ranking_of(small)
             text = str(caught.value)
             assert f"fits from {enough} GPUs" in text
             needed = f"needs {least[2] / GIB:.1f} GiB of {capacity / GIB:.1f} GiB"
             assert f"fits on no grid of 2 gpu: the smallest {needed}" in text
-    hopeless = on_machine(search, with_memory(machine, 1e8))  # less than what is reserved
+    hopeless = search.on(with_memory(machine, 1e8))  # less than what is reserved
     with pytest.raises(NoCandidateError, match="no count of GPUs tried fits it"):
         ranking_of(hopeless)
 
@@ -234,7 +232,7 @@ def test_the_best_of_a_search_is_the_first_of_its_ranking(detail):
         ends = found.prediction.step_seconds_interval
         assert ends == pytest.approx(first.step_seconds_interval, rel=1e-12)
     assert found.prediction.p_best == (first.p_best if detail == "chance" else None)
-    nothing = best_of(on_machine(search, with_memory(machine_of(), 1e8)), detail)
+    nothing = best_of(search.on(with_memory(machine_of(), 1e8)), detail)
     assert nothing.prediction is None and "fits on no grid" in nothing.reason
 
 
@@ -268,7 +266,7 @@ def test_a_spread_is_what_each_number_moves_and_what_the_model_leaves_out(strate
     p = ranking_of(search.of_layout(sizes)).top(1)[0]
     squares = 0.02**2
     for resource in resources(machine):
-        worse = prediction_of(on_machine(search, resource.improved(math.exp(-0.3))), sizes)
+        worse = prediction_of(search.on(resource.improved(math.exp(-0.3))), sizes)
         squares += math.log(worse.step_seconds / p.step_seconds) ** 2
     n_virtual = strategy.n_virtual[0]
     plan = plan_of(strategy, model, JOB, n_virtual=n_virtual, **layout)

@@ -7,7 +7,6 @@ import pytest
 from build import (
     every_configuration_of,
     every_table,
-    machine_of_search,
     ranking_of,
     search_of,
     times_of,
@@ -21,7 +20,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import ORDERS
 from axonn_tune.spec.model import Model
 from axonn_tune.step.predict import predict
-from axonn_tune.strategies.axonn4d import AXONN
+from axonn_tune.strategies.axonn.axonn4d import AXONN
 
 
 def random_search(random):
@@ -47,7 +46,7 @@ def test_placements_with_one_number_take_equally_long(seed):
     search = random_search(np.random.default_rng(seed))
     n_merged = 0
     for table in every_table(search):
-        links = PairedLinks.of(machine_of_search(search), table.placements)
+        links = PairedLinks.of(search.scenario.machine, table.placements)
         number = links.alike()[table.placement]
         times = times_of(search, table)
         key = np.stack([number, table.micro_batch])
@@ -111,7 +110,7 @@ def test_orders_that_links_tell_apart_keep_their_numbers():
     search = random_search(np.random.default_rng(0))
     for table in every_table(search):
         placements = table.placements
-        number = PairedLinks.of(machine_of_search(search), placements).alike()
+        number = PairedLinks.of(search.scenario.machine, placements).alike()
         inside = placements.stride("z") * placements.size("z") <= 3
         split = placements.size("z") > 1
         for layout in np.unique(number[split]):

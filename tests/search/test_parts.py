@@ -24,9 +24,9 @@ from axonn_tune.spec.engine import IDEAL
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.step.evaluate import Evaluator
-from axonn_tune.strategies.axonn4d import Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D, megatron_of
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.axonn.axonn4d import Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D, megatron_of
+from axonn_tune.strategies.zero.zero import zero3
 
 DENSE = Model("m", 8, 256, 8, 2048, 256)
 # Stages of as many layers differ in their experts.

@@ -88,7 +88,7 @@ def test_every_candidate_is_counted_once(search):
     assert verdicts == sorted(verdicts, reverse=True)
 
 
-def test_fixed_axes_and_largest_tensor_parallel_degree(search):
+def test_fixed_axes_and_largest_tensor_parallel_degree():
     fixed = rank_candidates(build_search("20b", 128, gz=4, gx=2)).top()
     assert {(p.layout.size("x"), p.layout.size("z")) for p in fixed} == {(2, 4)}
     small = rank_candidates(build_search("20b", 128, max_tp=32)).top()
@@ -163,6 +163,34 @@ def test_why_not_says_how_much_memory_is_missing(search):
 def test_why_not_gives_the_rank_of_an_allowed_grid(search, ranking):
     best = ranking.prediction(0)
     assert "ranks 1 of" in why_not(search, best.layout)
+
+
+def test_why_not_names_the_modules_with_which_a_layout_was_not_tried():
+    """DeepSeek-V3 trained on this layout and recomputed these modules (arXiv 2412.19437)."""
+    layout = "tensor=1,context=1,data=128,pipeline=16,expert=64"
+    options = {"strategy": "megatron", "engine": "hai-llm", "precision": "fp8-block"}
+    options |= {"global_batch": 15360, "schedule": "dualpipe", "micro_batch": 1}
+    options["fix"] = {"tensor": 1, "context": 1, "pipeline": 16, "expert": 64}
+    searches = [
+        build_search("deepseek-v3", 2048, "h800", **options, recompute=recompute)
+        for recompute in ("auto", "selective:mla_up_proj,layernorm,moe_act", "full")
+    ]
+    told = [why_not(search, layout) for search in searches]
+    remark = "; --recompute selective:mla_up_proj,layernorm,moe_act was not tried"
+    assert [text.endswith(remark) for text in told] == [True, False, False]
+    automatic, modular, _ = (rank_candidates(search).step_seconds[0] for search in searches)
+    assert modular < 0.8 * automatic
+
+
+def test_why_not_leaves_out_modules_that_a_model_or_a_strategy_does_not_recompute():
+    given = {"machine": "dgx-h100", "global_batch": 512, "micro_batch": 1}
+    dense = build_search("llama3-70b", 128, strategy="megatron", fix={"tensor": 1}, **given)
+    assert dense.partial_recompute
+    assert "was not tried" not in why_not(dense, rank_candidates(dense).prediction(0).layout)
+    sharded = build_search("qwen3-30b-a3b", 64, strategy="zero3", fix={"expert": 8}, **given)
+    best = rank_candidates(sharded).prediction(0)
+    assert best.configuration.recompute != "none"
+    assert "was not tried" not in why_not(sharded, best.layout)
 
 
 # Errors ----------------------------------------------------------------------------------
@@ -253,7 +281,7 @@ def test_predict_refuses_an_illegal_grid():
         axonn_tune.predict("20b", 128, "1x128x1x1")
 
 
-def test_explanation_adds_up(ranking, search):
+def test_explanation_adds_up(ranking):
     own = ranking.prediction(len(ranking) // 2)
     parts = explain(own)
     kernels = sum(op.total_seconds for op in parts.operations if not op.axis)
@@ -267,7 +295,7 @@ def test_explanation_adds_up(ranking, search):
     assert own.allocated_bytes == pytest.approx(own.memory_bytes - not_tensors)
 
 
-def test_more_of_a_resource_never_costs_time(ranking, search):
+def test_more_of_a_resource_never_costs_time(ranking):
     parts = explain(ranking.prediction(5))
     assert all(s.saved_seconds >= -1e-9 for s in parts.sensitivities)
     assert parts.sensitivities[0].saved_seconds > 0
@@ -275,7 +303,7 @@ def test_more_of_a_resource_never_costs_time(ranking, search):
     assert saved == sorted(saved, reverse=True)
 
 
-def test_a_kernel_without_bytes_is_not_listed(search, ranking):
+def test_a_kernel_without_bytes_is_not_listed(search):
     """Without X no norm makes a pass for sums; with it all do."""
     for x in (1, 2):
         configuration = Configuration(grid_layout(x, 2, 8, 8 // x))

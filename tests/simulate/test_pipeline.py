@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pipelines import whole_seconds
 
-from axonn_tune.simulate import pipeline
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, rank_order
 from axonn_tune.simulate.pipeline import (
     FIRST,
@@ -200,9 +200,7 @@ def test_long_schedules_are_extrapolated_exactly(p, v, m, spread):
     random = np.random.default_rng(0)
     seconds = random.uniform(*spread, (N_KINDS, 100))
     transfer = random.uniform(0.0, 0.3, 100)
-    order = pipeline._schedule(pipeline._Shape("1f1b", p, v, ()), m)
     for beside in (np.zeros(100), (v > 1) * random.uniform(0.0, 2.0, 100)):
-        duration = pipeline._durations(seconds, transfer, beside, seconds)
-        whole, _, _ = pipeline._played(order, duration, beside)
+        whole = whole_seconds(p, v, m, seconds, transfer, beside=beside)
         got = pipeline_seconds(p, v, m, seconds, transfer, beside_seconds=beside)
         np.testing.assert_allclose(got, whole, rtol=1e-12)

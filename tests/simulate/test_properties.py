@@ -22,7 +22,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import COMPUTE, Collective, MemoryBound, Phase
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator, interference
-from axonn_tune.strategies.axonn4d import AXONN
+from axonn_tune.strategies.axonn.axonn4d import AXONN
 
 NONE, SOME, MUCH = Interference(), Interference(0.2), Interference(1.0)
 BACK, BOTH = Interference(0.0, 0.5), Interference(0.3, 0.5)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipelines import whole_seconds
 
-from axonn_tune.simulate import pipeline
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT, ordered_passes, rank_order
 from axonn_tune.simulate.pipeline import (
     FIRST,
@@ -147,12 +147,7 @@ def test_long_schedules_are_extrapolated_exactly(schedule, p, m):
     random = np.random.default_rng(0)
     seconds = random.uniform(0.8, 1.3, (N_KINDS, 20))
     transfer = random.uniform(0.0, 0.3, 20)
-    per_flow = m // 2 if schedule == "dualpipe" else m
-    order = pipeline._schedule(pipeline._Shape(schedule, p, 1, ()), per_flow)
-    none = np.zeros_like(transfer)
-    whole, _, _ = pipeline._played(
-        order, pipeline._durations(seconds, transfer, none, seconds), none
-    )
+    whole = whole_seconds(p, 1, m, seconds, transfer, schedule)
     got = pipeline_seconds(p, 1, m, seconds, transfer, schedule)
     np.testing.assert_allclose(got, whole, rtol=1e-12)
 
@@ -182,12 +177,7 @@ def test_schedules_that_repeat_late_are_extrapolated_exactly(schedule, p, more, 
     """The slower of two stages that take nearly as long sets the pace after many rounds."""
     m = 2 * p + 2 * more
     seconds, transfer = np.array(seconds)[:, None], np.array([transfer])
-    per_flow = m // 2 if schedule == "dualpipe" else m
-    order = pipeline._schedule(pipeline._Shape(schedule, p, 1, ()), per_flow)
-    none = np.zeros_like(transfer)
-    whole, _, _ = pipeline._played(
-        order, pipeline._durations(seconds, transfer, none, seconds), none
-    )
+    whole = whole_seconds(p, 1, m, seconds, transfer, schedule)
     got = pipeline_seconds(p, 1, m, seconds, transfer, schedule)
     np.testing.assert_allclose(got, whole, rtol=1e-11)
 

@@ -14,8 +14,8 @@ from axonn_tune.step.player import Player
 from axonn_tune.step.predict import predict
 from axonn_tune.step.rank_graphs import StepGraphs
 from axonn_tune.step.timeline import step_timeline
-from axonn_tune.strategies.megatron3d import megatron_of
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.megatron.megatron3d import megatron_of
+from axonn_tune.strategies.zero.zero import zero3
 
 MODEL = llama(
     n_layers=6, hidden_size=2048, ffn_hidden_size=8192, n_heads=16, vocab_size=1024, seq_len=1024

@@ -21,10 +21,10 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.explain import explain
 from axonn_tune.step.predict import predict
 from axonn_tune.step.timeline import step_timeline
-from axonn_tune.strategies.axonn4d import Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D, megatron_of
+from axonn_tune.strategies.axonn.axonn4d import Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D, megatron_of
 from axonn_tune.strategies.named import STRATEGIES, USUAL_ENGINES, Switches, strategy_named
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 MODEL = Model("m", n_layers=4, hidden_size=256, n_heads=8, vocab_size=512, seq_len=128)
 JOB = Job(8, 16, 128)
@@ -247,6 +247,8 @@ def test_facts_that_cannot_be_are_refused(facts, message):
     [
         (MegatronProgram, {"bucket_elements": 0.0}, "bucket_elements is 0.0; allowed: 1 to"),
         (MegatronProgram, {"bucket_elements_per_replica": -1.0}, "allowed: 0 to"),
+        (MegatronProgram, {"poll_seconds": quantity(-1.0)}, "poll_seconds is -1.0; allowed: 0 to"),
+        (MegatronProgram, {"forward_messages": -1}, "forward_messages is -1; allowed: a whole"),
         (ZeroProgram, {"live_elements": float("nan")}, "live_elements is nan; allowed: 0 to"),
         (ZeroProgram, {"view_seconds": quantity(-1.0)}, "view_seconds is -1.0; allowed: 0 to 3600"),
         (AxonnProgram, {"gathered_element_bytes": 0.0}, "gathered_element_bytes is 0.0; allowed:"),

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import pytest
+from build import LAYOUTS_OF_64
 
 from axonn_tune.api.searching import build_search
 from axonn_tune.search.one_layout import best_of_layout
@@ -10,19 +11,10 @@ from axonn_tune.spec.plan import Collective
 from axonn_tune.step.rank_graphs import StepGraphs
 from axonn_tune.step.timeline import step_timeline
 
-STEPS = {
-    "axonn": "1x4x8x2",
-    "axonn-pipeline": "1x2x2x4x4",
-    "megatron": "tensor=4,data=4,pipeline=4",
-    "zero3": "shard=16,replica=4",
-    "zeropp": "secondary=4,across=16",
-    "zero-topo": "weights=8,gradients=2,states=4",
-}
-
 
 def predicted(strategy, **options):
     common = {"global_batch": 128, "strategy": strategy}
-    return best_of_layout(build_search("5b", 64, **{**common, **options}), STEPS[strategy])
+    return best_of_layout(build_search("5b", 64, **{**common, **options}), LAYOUTS_OF_64[strategy])
 
 
 def ends(graph):
@@ -31,7 +23,7 @@ def ends(graph):
 
 @pytest.mark.parametrize("virtual_stages", [1, 2])
 @pytest.mark.parametrize("machine", ["perlmutter", "dgx2-1ib"])
-@pytest.mark.parametrize("strategy", STEPS)
+@pytest.mark.parametrize("strategy", LAYOUTS_OF_64)
 def test_the_longest_graph_lasts_as_long_as_the_predicted_step(strategy, machine, virtual_stages):
     """The end of a pipeline's first stage ends the step; collectives of others are hidden."""
     options = {"virtual_stages": virtual_stages} if strategy == "megatron" else {}

@@ -16,7 +16,7 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.explain import explain
 from axonn_tune.step.predict import predict
 from axonn_tune.step.timeline import step_timeline
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 MODEL = Model("m", n_layers=6, hidden_size=256, n_heads=8, vocab_size=512, seq_len=128)
 SERIAL = Job(16, 32, 128, overlap=Overlap(False, False, False))
@@ -36,7 +36,7 @@ def predicted(seconds, n_ranks=16):
     return predict(Scenario(MODEL, SERIAL, machine_of(), strategy(seconds)), configuration)
 
 
-@pytest.mark.parametrize("shard", [1, 4, 16])
+@pytest.mark.parametrize("shard", [1, 2, 16])
 def test_the_host_makes_a_view_for_each_rank_of_each_gather(shard):
     sizes = {"shard": shard, "replica": 16 // shard}
     microstep = plan_of(strategy(), MODEL, SERIAL, 2, "full", **sizes).microstep
@@ -56,7 +56,7 @@ def test_the_host_makes_a_view_for_each_rank_of_each_gather(shard):
     assert host_seconds == pytest.approx(SECONDS * n_views)
 
 
-@pytest.mark.parametrize("shard", [1, 4, 16])
+@pytest.mark.parametrize("shard", [1, 2, 16])
 def test_the_host_cuts_every_gradient_for_each_rank(shard):
     per_slice = Quantity(SECONDS, "assumed", "a test")
     cutting = zero3(Engine(zero=ZeroProgram(slice_seconds=per_slice)))

@@ -9,32 +9,32 @@ import pytest
 from build import (
     alone,
     every_table,
-    explanation_of,
     group_size,
     layout_of,
     number,
-    on_machine,
     operations,
-    passes_of,
     plan_of,
     play_at_once,
     prediction_of,
     ranking_of,
     search_of,
-    timeline_of,
     times_of,
     times_on,
 )
 from worlds import BY_MATRIX, SMALL_BUCKETS, machine_of, quantity
 
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.links import Steps
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, Gemm
-from axonn_tune.spec.points import LinkPoint
+from axonn_tune.spec.points import LinkPoint, StepPoint
 from axonn_tune.spec.resources import resources
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.zero import zero1, zero2, zero3, zero_topo, zeropp
+from axonn_tune.step.explain import explain
+from axonn_tune.step.player import Player
+from axonn_tune.step.timeline import drawn_passes, step_timeline
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.zero.zero import zero1, zero2, zero3, zero_topo, zeropp
 
 MODEL = Model("m", 6, 256, 8, 1024, 128)
 JOB = Job(8, 16, 128)
@@ -94,7 +94,7 @@ def test_an_explanation_is_the_step_taken_apart(strategy, sizes, gap, issue):
     machine = replace(machine, kernels=kernels)
     search = search_of(MODEL, JOB, machine, strategy, micro_batch=1, recomputes=("full",))
     prediction = prediction_of(search, layout_of(strategy, **sizes))
-    explained = explanation_of(search, prediction)
+    explained = explain(prediction, with_sensitivities=False)
     rows = {op.name: op for op in explained.operations}
     assert len(rows) == len(explained.operations)
     for op in explained.operations:
@@ -139,7 +139,7 @@ def test_transfers_between_stages_take_a_latency_and_their_bytes(strategy, sizes
     scenario = replace(search.scenario, strategy=replace(strategy, n_virtual=(1,)))
     search = replace(search, scenario=scenario)
     prediction = prediction_of(search, layout_of(strategy, **sizes))
-    rows = {op.name: op for op in explanation_of(search, prediction).operations}
+    rows = {op.name: op for op in explain(prediction, with_sensitivities=False).operations}
     transfer = rows["pipeline.send_recv"]
     nbytes = 128 * 256 * 2.0 / sizes.get("tensor", 1)
     assert transfer.nbytes == nbytes
@@ -167,7 +167,8 @@ def test_the_rate_of_a_measured_collective_is_what_its_rings_carried():
     machine = replace(machine_of(), link_points=points)
     search = search_of(MODEL, replace(JOB, n_gpus=4), machine, AXONN, recomputes=("none",))
     for layout in ({"z": 4}, {"x": 4}, {"data": 4}):
-        explained = explanation_of(search, prediction_of(search, layout_of(AXONN, **layout)))
+        prediction = prediction_of(search, layout_of(AXONN, **layout))
+        explained = explain(prediction, with_sensitivities=False)
         rows = [op for op in explained.operations if op.axis]
         assert rows
         for op in rows:
@@ -183,10 +184,23 @@ def test_the_rate_of_a_measured_collective_is_what_its_rings_carried():
                 assert per_issue == pytest.approx(between)
 
 
+def test_the_rate_of_measured_steps_is_what_their_ring_carried():
+    points = (StepPoint("", 0, 2.0**10, 1e-4), StepPoint("", 0, 2.0**26, 2e-2))
+    inner, outer = machine_of().links
+    outer = replace(outer, ring_steps=Steps("measured", "made up", points))
+    machine = replace(machine_of(), links=(inner, outer))
+    search = search_of(MODEL, replace(JOB, n_gpus=16), machine, AXONN, recomputes=("none",))
+    explained = explain(prediction_of(search, layout_of(AXONN, z=16)), with_sensitivities=False)
+    of_rings = [op for op in explained.operations if op.axis and op.kind != "all_reduce"]
+    assert {op.kind for op in of_rings} == {"all_gather", "reduce_scatter"}
+    for op in of_rings:
+        assert op.rate_per_s == pytest.approx(15 / 16 * op.nbytes / op.seconds_per_call)
+
+
 def test_rates_of_kernels_are_flops_and_bytes_over_their_time():
     search = search_of(MODEL, JOB, machine_of(), AXONN, micro_batch=1, recomputes=("none",))
     layout = layout_of(AXONN, x=2, y=2, z=2)
-    explained = explanation_of(search, prediction_of(search, layout))
+    explained = explain(prediction_of(search, layout), with_sensitivities=False)
     plan = plan_of(AXONN, MODEL, JOB, x=2, y=2, z=2)
     by_name = {op.name: op for op in operations(plan.microstep, plan.step_end)}
     for row in explained.operations:
@@ -214,10 +228,10 @@ def test_sensitivities_are_predictions_on_a_machine_with_more_of_one_thing():
     search = search_of(MODEL, JOB, machine, AXONN, micro_batch=1, recomputes=("none",))
     layout = layout_of(AXONN, x=2, z=2, data=2)
     prediction = prediction_of(search, layout)
-    explained = explanation_of(search, prediction, with_sensitivities=True)
+    explained = explain(prediction)
     saved = {s.resource: s.saved_seconds for s in explained.sensitivities}
     for resource in resources(machine):
-        better = prediction_of(on_machine(search, resource.improved(1.1)), layout)
+        better = prediction_of(search.on(resource.improved(1.1)), layout)
         expected = prediction.step_seconds - better.step_seconds
         assert saved[resource.name] == pytest.approx(expected, abs=1e-12)
     assert list(saved.values()) == sorted(saved.values(), reverse=True)
@@ -249,7 +263,7 @@ def test_what_the_first_stage_synchronises_is_drawn_behind_the_passes():
     strategy = replace(MEGATRON, n_virtual=(1,))
     search = search_of(MODEL, JOB, machine, strategy, micro_batch=1, recomputes=("none",))
     prediction = prediction_of(search, layout_of(strategy, data=4, pipeline=2))
-    timeline = timeline_of(search, prediction)
+    timeline = step_timeline(prediction)
     assert timeline.seconds == pytest.approx(prediction.step_seconds)
     drawn = {op.name: op for op in timeline.operations}
     sync = drawn["synchronisation of the first stage"]
@@ -262,7 +276,7 @@ def test_what_the_first_stage_synchronises_is_drawn_behind_the_passes():
     alone = search_of(
         MODEL, replace(JOB, n_gpus=2), machine, strategy, micro_batch=1, recomputes=("none",)
     )
-    timeline = timeline_of(alone, prediction_of(alone, layout_of(strategy, pipeline=2)))
+    timeline = step_timeline(prediction_of(alone, layout_of(strategy, pipeline=2)))
     assert "synchronisation of the first stage" not in {op.name for op in timeline.operations}
 
 
@@ -275,7 +289,7 @@ def test_a_drawing_of_passes_has_no_more_than_it_may(n_virtual, global_batch):
     n_micro = prediction.n_microsteps
     of_round = 2 * 2 * n_virtual * 2  # both directions of two micro-batches on both ranks' stages
     for most in (1, of_round - 1, of_round, 2 * of_round - 1, 2 * of_round, 10**9):
-        drawn = passes_of(search, prediction, most)
+        drawn = drawn_passes(Player(prediction), most)
         if drawn is None:
             assert most < of_round
             continue
@@ -287,7 +301,7 @@ def test_a_drawing_of_passes_has_no_more_than_it_may(n_virtual, global_batch):
 
 def test_without_stages_there_are_no_passes_to_draw():
     search = search_of(MODEL, JOB, machine_of(), MEGATRON, micro_batch=1)
-    assert passes_of(search, prediction_of(search, layout_of(MEGATRON, data=8)), 10**9) is None
+    assert drawn_passes(Player(prediction_of(search, layout_of(MEGATRON, data=8))), 10**9) is None
 
 
 @pytest.mark.parametrize("most", [1, 2, 5, None])
@@ -295,13 +309,13 @@ def test_a_timeline_of_some_layers_is_that_of_a_smaller_model(most):
     """Equal layers repeat: drawing few of them is a model of fewer."""
     search = search_of(MODEL, JOB, machine_of(), AXONN, micro_batch=1, recomputes=("none",))
     layout = layout_of(AXONN, x=2, z=2, data=2)
-    timeline = timeline_of(search, prediction_of(search, layout), most, 1)
+    timeline = step_timeline(prediction_of(search, layout), most, 1)
     n_layers = 6 if most is None else min(most, 5) + 1
     smaller = search_of(
         replace(MODEL, n_layers=n_layers), replace(JOB, global_batch=4), machine_of(), AXONN,
         micro_batch=1, recomputes=("none",),
     )  # fmt: skip
-    expected = timeline_of(smaller, prediction_of(smaller, layout))
+    expected = step_timeline(prediction_of(smaller, layout))
     names = [op.name for op in timeline.operations if not op.name.startswith(("gradient", "opt"))]
     assert names == [
         op.name for op in expected.operations if not op.name.startswith(("gradient", "opt"))
@@ -327,7 +341,7 @@ def test_a_timeline_issues_what_the_plan_says_and_shows_its_sizes(strategy):
     machine = replace(machine, kernels=replace(machine.kernels, gap_seconds=quantity(gap)))
     search = search_of(MODEL, JOB, machine, strategy, micro_batch=1, recomputes=("none",))
     prediction = prediction_of(search, layout_of(strategy, **sizes))
-    timeline = timeline_of(search, prediction)
+    timeline = step_timeline(prediction)
     plan = plan_of(strategy, MODEL, JOB, **sizes)
     n_sync = 1 if plan.sync_microstep else 0
     parts = [plan.microstep] * (prediction.n_microsteps - n_sync)
@@ -362,7 +376,7 @@ def test_a_pass_needs_the_one_before_it_of_its_micro_batch(n_stages, n_virtual):
     )  # fmt: skip
     layout = layout_of(strategy, pipeline=n_stages, data=8 // n_stages)
     prediction = prediction_of(search, layout)
-    waits = timeline_of(search, prediction).waits_for
+    waits = step_timeline(prediction).waits_for
     n_chunks = n_stages * n_virtual
     for micro in range(prediction.n_microsteps):
         passes = [f"forward {micro} of stage {stage}" for stage in range(n_chunks)]
@@ -389,5 +403,5 @@ def test_what_is_prepared_on_one_machine_holds_on_another():
     )
     other = replace(other, link_points=(LinkPoint("all_gather", 1, 4, 1, True, 2**20, 1e-3),))
     for changed in (other, *(resource.improved(0.5) for resource in resources(machine))):
-        expected = times_of(on_machine(search, changed), table)
+        expected = times_of(search.on(changed), table)
         assert times_on(search, table, changed) == pytest.approx(expected, rel=1e-12)

@@ -16,10 +16,10 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.explain import explain
 from axonn_tune.step.predict import predict
 from axonn_tune.step.timeline import step_timeline
-from axonn_tune.strategies.axonn4d import Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.axonn.axonn4d import Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 from axonn_tune.strategies.parameters import stage_parameters
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 MODEL = Model("m", n_layers=6, hidden_size=256, n_heads=8, vocab_size=512, seq_len=128)
 SERIAL = Job(8, 32, 128, overlap=Overlap(False, False, False))

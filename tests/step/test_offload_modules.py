@@ -18,7 +18,7 @@ from axonn_tune.spec.offload import OFFLOAD_MODULES
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, HostCopy
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 DENSE = Model("dense", n_layers=8, hidden_size=256, n_heads=8, vocab_size=512, seq_len=128)
 MIXTURE = replace(DENSE, experts=Experts(4, 2, 512, first_layer=1))

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from build import LAYOUTS_OF_64
 
 from axonn_tune.api.searching import build_search
 from axonn_tune.report.trace import trace_document
@@ -24,23 +25,14 @@ from axonn_tune.step.timeline import (
     step_timeline,
 )
 
-STEPS = {
-    "axonn": "1x4x8x2",
-    "axonn-pipeline": "1x2x2x4x4",
-    "megatron": "tensor=4,data=4,pipeline=4",
-    "zero3": "shard=16,replica=4",
-    "zeropp": "secondary=4,across=16",
-    "zero-topo": "weights=8,gradients=2,states=4",
-}
-
 
 def timeline_of(strategy, **limits):
     search = build_search("5b", 64, global_batch=128, strategy=strategy)
-    prediction = best_of_layout(search, STEPS[strategy])
+    prediction = best_of_layout(search, LAYOUTS_OF_64[strategy])
     return prediction, step_timeline(prediction, **limits)
 
 
-@pytest.mark.parametrize("strategy", STEPS)
+@pytest.mark.parametrize("strategy", LAYOUTS_OF_64)
 def test_a_timeline_is_as_long_as_the_predicted_step(strategy):
     prediction, timeline = timeline_of(strategy)
     assert timeline.seconds == pytest.approx(prediction.step_seconds, rel=1e-9)
@@ -58,7 +50,7 @@ def test_a_timeline_is_as_long_as_the_predicted_step(strategy):
 def test_timelines_of_schedules_and_layouts_are_as_long_as_their_steps(options):
     given = {"strategy": "megatron", "virtual_stages": 1, **options}
     prediction = best_of_layout(
-        build_search("5b", 64, global_batch=128, **given), STEPS["megatron"]
+        build_search("5b", 64, global_batch=128, **given), LAYOUTS_OF_64["megatron"]
     )
     timeline = step_timeline(prediction)
     assert timeline.seconds == pytest.approx(prediction.step_seconds, rel=1e-9)
@@ -87,7 +79,7 @@ def test_steps_of_experts_are_as_long_as_their_timelines_and_explanations(
     assert exposed == pytest.approx(prediction.exposed_communication_seconds, rel=1e-6)
 
 
-@pytest.mark.parametrize("strategy", STEPS)
+@pytest.mark.parametrize("strategy", LAYOUTS_OF_64)
 def test_a_stream_does_one_thing_at_a_time(strategy):
     _, timeline = timeline_of(strategy, most_layers=3, most_microsteps=4)
     streams = defaultdict(list)
@@ -99,7 +91,7 @@ def test_a_stream_does_one_thing_at_a_time(strategy):
             assert start >= end - 1e-12
 
 
-@pytest.mark.parametrize("strategy", STEPS)
+@pytest.mark.parametrize("strategy", LAYOUTS_OF_64)
 def test_nothing_starts_before_the_latest_of_what_it_needs(strategy):
     _, timeline = timeline_of(strategy, most_layers=3, most_microsteps=4)
     latest = {}
@@ -144,7 +136,7 @@ def test_only_kernels_count_their_operations():
 def test_exposed_collectives_of_the_first_stage_lengthen_the_step(machine):
     options = {"strategy": "megatron", "virtual_stages": 1, "machine": machine, "dtype": "fp16"}
     search = build_search("5b", 64, global_batch=128, **options)
-    prediction = best_of_layout(search, STEPS["megatron"])
+    prediction = best_of_layout(search, LAYOUTS_OF_64["megatron"])
     timeline = step_timeline(prediction)
     assert any(op.kind == "exposed collectives" for op in timeline.operations)
     assert timeline.seconds == pytest.approx(prediction.step_seconds, rel=1e-9)
@@ -156,7 +148,7 @@ def test_exposed_collectives_of_a_pipeline_add_up(machine, virtual_stages):
     """The collectives of the passes that synchronise the step are among them."""
     options = {"strategy": "megatron", "virtual_stages": virtual_stages, "machine": machine}
     search = build_search("5b", 64, global_batch=128, **options)
-    prediction = best_of_layout(search, STEPS["megatron"])
+    prediction = best_of_layout(search, LAYOUTS_OF_64["megatron"])
     explained = explain_played(Player(prediction))
     exposed = sum(op.exposed_seconds for op in explained.operations)
     assert exposed == pytest.approx(prediction.exposed_communication_seconds, rel=1e-6)

@@ -16,7 +16,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
 from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.spec.tuning import TARGETS, Adapters
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 LAYERS, HIDDEN, FFN, HEADS, SEQ, RANK = 4, 256, 704, 8, 128, 16
 MODEL = llama(

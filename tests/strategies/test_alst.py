@@ -13,7 +13,7 @@ from axonn_tune.spec.engine import MemoryForm
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Gemm, HostCopy
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 ALST = load_engine("deepspeed-alst")
 LLAMA = Model(

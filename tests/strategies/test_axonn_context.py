@@ -26,8 +26,8 @@ from axonn_tune.spec.layout import Layout, parse_layout
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import Attention, Gemm, MemoryBound
 from axonn_tune.spec.programs import ALL_GATHER, CONTEXT_KINDS, RING, ULYSSES, ULYSSES_RING
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 from axonn_tune.strategies.named import strategy_named
 from axonn_tune.strategies.switches import Switches
 

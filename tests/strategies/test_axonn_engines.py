@@ -14,7 +14,7 @@ from axonn_tune.spec.plan import Collective, Gemm, MemoryBound
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.tuning import Adapters
 from axonn_tune.step.prediction import hardware_flops
-from axonn_tune.strategies.axonn4d import Axonn4D
+from axonn_tune.strategies.axonn.axonn4d import Axonn4D
 from axonn_tune.strategies.named import strategy_named
 
 MODEL = Model("m", n_layers=6, hidden_size=64, n_heads=8, vocab_size=512, seq_len=32)

@@ -9,8 +9,8 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import MemoryBound
 from axonn_tune.spec.programs import MegatronProgram
-from axonn_tune.strategies.axonn4d import Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D, megatron_of
+from axonn_tune.strategies.axonn.axonn4d import Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D, megatron_of
 
 MODEL = Model("gpt", 2, 1024, 8, 4096, 2048)
 JOB = Job(n_gpus=8, global_batch=8, seq_len=2048)

@@ -12,8 +12,8 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Gemm, MemoryBound
 from axonn_tune.spec.precision import FORMATS, PRECISIONS, RECIPES
 from axonn_tune.spec.programs import MegatronProgram
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.zero.zero import zero3
 
 MODEL = llama(
     n_layers=4, hidden_size=1024, n_heads=8, vocab_size=4096, seq_len=2048, ffn_hidden_size=4096

@@ -25,7 +25,7 @@ from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import MemoryBound
 from axonn_tune.spec.programs import ALL_GATHER, RING, ULYSSES
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 from axonn_tune.strategies.named import strategy_named
 from axonn_tune.strategies.switches import Switches
 

@@ -8,7 +8,7 @@ from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import MemoryBound
 from axonn_tune.spec.programs import MegatronProgram
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 TOKENS = 2048
 HEAD_BYTES = TOKENS * 128 * 2

@@ -21,7 +21,7 @@ from axonn_tune.spec.plan import Attention, Collective, Gemm, GroupedGemm, Memor
 from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.evaluate import Evaluator
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 from axonn_tune.strategies.pipeline import cut_layers
 
 approx = partial(pytest.approx, rel=1e-9)

@@ -11,9 +11,9 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, MemoryBound
 from axonn_tune.spec.programs import ZeroProgram
-from axonn_tune.strategies.fetches import BackwardFetches, FetchRules, backward_fetches
-from axonn_tune.strategies.units import gradients_of_block, reductions_per_block
-from axonn_tune.strategies.zero import zero3, zeropp
+from axonn_tune.strategies.zero.fetches import BackwardFetches, FetchRules, backward_fetches
+from axonn_tune.strategies.zero.units import gradients_of_block, reductions_per_block
+from axonn_tune.strategies.zero.zero import zero3, zeropp
 
 DEEPSPEED = load_engine("deepspeed")
 DEFAULTS = FetchRules(live_elements=1e9, reuse_elements=1e9, prefetch_elements=5e7)

@@ -13,8 +13,8 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Gemm, MemoryBound
 from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.spec.tuning import Adapters
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.zero.zero import zero3
 
 LAYERS, HIDDEN, SEQ, N_EXPERTS, TOP_K, INNER, RANK = 4, 256, 128, 8, 2, 128, 16
 MODEL = llama(

@@ -20,9 +20,9 @@ from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.tuning import Adapters, Frozen
 from axonn_tune.step.predict import predict
-from axonn_tune.strategies.axonn4d import Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
+from axonn_tune.strategies.axonn.axonn4d import Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.zero.zero import zero3, zero_topo, zeropp
 
 LAYERS = 6
 MODEL = small_llama(LAYERS)

@@ -22,7 +22,7 @@ from axonn_tune.step.predict import predict
 from axonn_tune.step.prediction import hardware_flops
 from axonn_tune.strategies.named import strategy_named
 from axonn_tune.strategies.switches import Switches
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 SIZES = {"n_layers": 4, "hidden_size": 256, "n_heads": 8, "n_kv_heads": 4, "vocab_size": 1024}
 MODEL = llama(**SIZES, ffn_hidden_size=512, seq_len=64)

@@ -18,7 +18,7 @@ from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.tuning import Adapters, Frozen
 from axonn_tune.step.predict import predict
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 MODEL = llama(
     n_layers=8,

@@ -20,7 +20,7 @@ from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
 from axonn_tune.strategies.named import strategy_named
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 LAYERS, HIDDEN, SEQ, VOCAB, N_EXPERTS, TOP_K, INNER = 4, 256, 128, 1024, 8, 2, 128
 MODEL = llama(

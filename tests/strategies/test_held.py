@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from axonn_tune.strategies.fetches import FetchRules
-from axonn_tune.strategies.held import BucketRules, HeldModel, held
+from axonn_tune.strategies.zero.fetches import FetchRules
+from axonn_tune.strategies.zero.held import BucketRules, HeldModel, held
 
 # qkv, proj, up and down between norms, in squares of the width of GPT-3 175B, whose biases count
 # among a module's vectors.

@@ -28,10 +28,10 @@ from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
 from axonn_tune.spec.programs import MegatronProgram
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 from axonn_tune.strategies.named import strategy_named
-from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
+from axonn_tune.strategies.zero.zero import zero3, zero_topo, zeropp
 
 DEEPSPEED = load_engine("deepspeed")
 approx = partial(pytest.approx, rel=1e-9)
@@ -632,6 +632,16 @@ def test_zero3_copies_what_it_gathers_and_packs_what_it_reduces(dtype, shard):
     assert kernels["backward.block.copy"] == is_split * 2 * element * block
 
 
+@pytest.mark.parametrize("shard", [1, 2, 4])
+def test_fsdp2_casts_a_reduced_shard_to_the_type_of_its_weights(shard):
+    """It reads a gradient in bf16 and writes it in fp32; a rank alone has reduced nothing."""
+    strategy = zero3(load_engine("fsdp2"))
+    plan = plan_of(strategy, MODEL, replace(JOB, n_gpus=shard, global_batch=shard), shard=shard)
+    kernels = bytes_of(operations(plan.sync_microstep))
+    elements, _ = zero_elements(MODEL)
+    assert kernels["gradient.block.accumulate"] == (shard > 1) * (2 + 4) * elements / shard
+
+
 def test_zeropp_quantises_its_shard_and_restores_the_whole():
     plan = plan_of(zeropp(), MODEL, JOB, secondary=8, across=2)
     kernels, sync = (bytes_of(operations(p)) for p in (plan.microstep, plan.sync_microstep))
@@ -658,6 +668,15 @@ def test_zeropp_quantises_its_shard_and_restores_the_whole():
             exchanged = ("all_to_all", group, approx(left * INT4_BYTES))
             assert sent[f"{name}.reduce"] == exchanged
         assert kernels[f"gradient.{unit}.accumulate"] == approx(3 * 2.0 * elements / 16)
+
+
+@pytest.mark.parametrize("n_ranks", [1, 2, 4])
+def test_ranks_quantise_their_share_of_what_they_gather_if_there_are_two(n_ranks):
+    plan = plan_of(zeropp(), MODEL, replace(JOB, n_gpus=n_ranks), across=n_ranks)
+    sync = bytes_of(operations(plan.sync_microstep))
+    elements, _ = zero_elements(MODEL)
+    expected = (n_ranks > 1) * elements * (2 + INT8_BYTES) / n_ranks
+    assert sync["forward.block.quantise"] == approx(expected)
 
 
 @pytest.mark.parametrize(("secondary", "across"), [(1, 16), (16, 1), (2, 8), (8, 2)])

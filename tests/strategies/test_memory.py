@@ -11,9 +11,9 @@ from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.programs import ZeroProgram
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.zero.zero import zero3, zero_topo, zeropp
 
 GPT = Model("gpt", n_layers=12, hidden_size=256, n_heads=8, vocab_size=1000, seq_len=128)
 LLAMA = llama(
@@ -134,10 +134,10 @@ def working_bytes(model, job, tokens, saved_share, x=1, y=1):
     up = model.ffn_hidden_size * (2 if model.gated_mlp else 1)
     gradients = (up + model.ffn_hidden_size) / y
     block = tokens * element * (kept + cheap - saved_share + gradients)
-    return max(block, logit_bytes(model, job, tokens, y, element + 4.0))
+    return max(block, logit_bytes(model, tokens, y, element + 4.0))
 
 
-def logit_bytes(model, job, tokens, y, each):
+def logit_bytes(model, tokens, y, each):
     """The logits of a rank's part of the vocabulary, padded to a multiple of 128."""
     return tokens * math.ceil(model.vocab_size / 128) * 128 / y * each
 
@@ -155,8 +155,8 @@ def megatron_working_bytes(model, job, tokens, split):
     block = tokens * element * (h / split + up + max(ffn / 4, whole))
     saved_by_the_final_norm = 2 * h / split
     at_head = tokens * element * (whole + saved_by_the_final_norm)
-    at_head += logit_bytes(model, job, tokens, 4, element)
-    return max(block, at_head, logit_bytes(model, job, tokens, 4, element + 4.0))
+    at_head += logit_bytes(model, tokens, 4, element)
+    return max(block, at_head, logit_bytes(model, tokens, 4, element + 4.0))
 
 
 DTYPES = pytest.mark.parametrize("dtype", ["bf16", "fp32"])

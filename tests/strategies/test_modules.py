@@ -21,7 +21,7 @@ from axonn_tune.spec.recomputation import (
     recompute_text,
     recomputed_modules,
 )
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 DENSE = Model(
     "dense", n_layers=4, hidden_size=256, n_heads=8, vocab_size=1024, seq_len=128,

@@ -11,7 +11,7 @@ from axonn_tune.io.presets import load_model
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.plan import Attention, Gemm
 from axonn_tune.spec.tuning import Adapters
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 LAYERS, HIDDEN, FFN, SEQ, VOCABULARY = 4, 1024, 2816, 512, 4096
 MODEL = llama(

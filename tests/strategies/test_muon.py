@@ -17,9 +17,9 @@ from axonn_tune.spec.job import MUON_MODES, Job
 from axonn_tune.spec.plan import Gemm, Phase, RepeatedGemm, is_launched
 from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.spec.tuning import Adapters
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.muon_matrices import Matrices, Matrix
-from axonn_tune.strategies.owners import Piece, dealt, shared
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.muon_matrices import Matrices, Matrix
+from axonn_tune.strategies.megatron.owners import Piece, dealt, shared
 
 LAYERS = 3
 MODEL = small_llama(LAYERS)

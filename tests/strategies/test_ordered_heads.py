@@ -7,7 +7,7 @@ from axonn_tune.io.presets import load_engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import MemoryBound
-from axonn_tune.strategies.megatron3d import Megatron3D, megatron_of
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D, megatron_of
 
 TOKENS = 1024
 MODEL = Model("m", n_layers=1, hidden_size=512, n_heads=4, vocab_size=1024, seq_len=TOKENS)

@@ -14,8 +14,8 @@ from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import AXES, grid_layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, Collective, Gemm, MemoryBound
-from axonn_tune.strategies.axonn4d import AXONN
-from axonn_tune.strategies.axonn_memory import stored_parameters
+from axonn_tune.strategies.axonn.axonn4d import AXONN
+from axonn_tune.strategies.axonn.memory import stored_parameters
 
 MODEL = Model("toy", n_layers=3, hidden_size=64, n_heads=4, vocab_size=256, seq_len=16)
 GRID = grid_layout(2, 4, 2, 2)

@@ -16,7 +16,7 @@ from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.layout import grid_layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
 
 TIED = Model("toy", n_layers=4, hidden_size=64, n_heads=4, vocab_size=256, seq_len=16)
 UNTIED = replace(TIED, tied_embeddings=False)

@@ -20,7 +20,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, Gemm, GroupedGemm
 from axonn_tune.spec.programs import MegatronProgram
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 from axonn_tune.strategies.pipeline import memory_of_stages
 
 DENSE = Model("dense", n_layers=8, hidden_size=256, n_heads=8, vocab_size=512, seq_len=128)

@@ -15,19 +15,33 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import Layout
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Collective, MemoryBound
-from axonn_tune.strategies.axonn_communication import AxonnCommunication, gradients_awaited_by
+from axonn_tune.strategies.axonn.communication import AxonnCommunication, gradients_awaited_by
 from axonn_tune.strategies.communication import Communication
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.megatron_communication import MegatronCommunication
-from axonn_tune.strategies.optimizer import States, clip_and_update
+from axonn_tune.strategies.megatron.communication import MegatronCommunication
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.replicas import ReplicaCommunication
+from axonn_tune.strategies.optimizer import (
+    Gradients,
+    Optimizer,
+    States,
+    clip_and_update,
+    states_of,
+)
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.transformer import Transformer
-from axonn_tune.strategies.zero import zeropp
-from axonn_tune.strategies.zero_communication import ZeroCommunication
+from axonn_tune.strategies.zero.communication import ZeroCommunication
+from axonn_tune.strategies.zero.gathers import ZeroGathers
+from axonn_tune.strategies.zero.zero import zeropp
 
 MODEL = Model("m", n_layers=4, hidden_size=256, n_heads=8, vocab_size=1024, seq_len=128)
 JOB = Job(16, 32, 128)
-COMMUNICATIONS = (AxonnCommunication, MegatronCommunication, ZeroCommunication)
+COMMUNICATIONS = (
+    AxonnCommunication,
+    MegatronCommunication,
+    ReplicaCommunication,
+    ZeroCommunication,
+    ZeroGathers,
+)
 
 
 def public(names):
@@ -51,11 +65,11 @@ def test_a_strategy_keeps_the_signatures_of_the_seam(communication):
 
 def test_nothing_derives_from_the_transformer_and_it_names_no_strategy():
     folder = Path(axonn_tune.strategies.__file__).parent
-    for path in folder.glob("*.py"):
+    for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 assert "Transformer" not in {getattr(base, "id", "") for base in node.bases}
-    text = (folder / "transformer.py").read_text().lower()
+    text = "".join((folder / name).read_text() for name in ("transformer.py", "block.py")).lower()
     assert not [name for name in ("axonn4d", "megatron3d", "zero.py") if name in text]
 
 
@@ -134,16 +148,16 @@ def test_a_gradient_waits_for_one_that_makes_room(n_in_flight, awaited):
     # copy, two moments and the weight read and written.
     [("bf16", 4 + 2 * 12 + 2), ("fp32", 4 + 2 * 8 + 2 * 4)],
 )
-@pytest.mark.parametrize("cleared", [None, 80.0])
+@pytest.mark.parametrize("cleared", [10.0, 80.0])
 def test_the_end_of_a_step_by_hand(dtype, update_bytes, cleared):
-    host, owned = HostProgram(), np.array([10.0])
-    clip_and_update(host, replace(JOB, dtype=dtype), owned, 4.0, {"sum": "data"}, cleared)
+    host, job, owned = HostProgram(), replace(JOB, dtype=dtype), np.array([10.0])
+    gradients = Gradients(owned, owned, np.array([cleared]), 4.0)
+    clip_and_update(host, job, gradients, {"sum": "data"}, Optimizer(states_of(job)))
     norm, summed, clip, step = host.phase("end").operations
     assert (norm.name, norm.nbytes, norm.kernel) == ("gradient.norm", 40.0, "reduce")
     assert isinstance(summed, Collective) and (summed.nbytes, summed.axis) == (4.0, "data")
     assert isinstance(clip, MemoryBound) and clip.nbytes == 80.0 and clip.waits_for == ("sum",)
-    n_cleared = 10.0 if cleared is None else cleared
-    assert step.name == "optimizer.step" and step.nbytes == 10 * update_bytes + 4 * n_cleared
+    assert step.name == "optimizer.step" and step.nbytes == 10 * update_bytes + 4 * cleared
 
 
 @pytest.mark.parametrize(
@@ -161,7 +175,8 @@ def test_main_gradients_and_weights_by_hand(dtype, gradient_bytes, expected):
     """Megatron-LM at 78a69eaf, optimizer.py, Float16OptimizerWithFloat16Params.step."""
     host, owned = HostProgram(), np.array([10.0])
     job = replace(JOB, dtype=dtype)
-    clip_and_update(host, job, owned, gradient_bytes, {}, has_main_gradients=True)
+    optimizer = Optimizer(states_of(job), has_main_gradients=True)
+    clip_and_update(host, job, Gradients(owned, owned, owned, gradient_bytes), {}, optimizer)
     *kernels, to_model = ((op.name, op.nbytes[0]) for op in host.phase("end").operations)
     names = [*(f"gradient.{name}" for name in [*expected][:-1]), "optimizer.step"]
     assert kernels == [(n, 10.0 * b) for n, b in zip(names, expected.values(), strict=True)]
@@ -175,9 +190,9 @@ def test_states_that_are_not_in_fp32_have_no_main_gradients(dtype, states):
     """Nor are there any where the weights themselves are in fp32."""
 
     def end_of_step(has_main_gradients):
-        host, job = HostProgram(), replace(JOB, dtype=dtype)
-        options = {"states": states, "has_main_gradients": has_main_gradients}
-        clip_and_update(host, job, np.array([10.0]), 2.0, {}, **options)
+        host, job, owned = HostProgram(), replace(JOB, dtype=dtype), np.array([10.0])
+        optimizer = Optimizer(states, has_main_gradients=has_main_gradients)
+        clip_and_update(host, job, Gradients(owned, owned, owned, 2.0), {}, optimizer)
         return [(op.name, op.nbytes[0]) for op in host.phase("end").operations]
 
     assert end_of_step(True) == end_of_step(False)

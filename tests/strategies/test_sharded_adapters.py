@@ -17,8 +17,8 @@ from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.tuning import TARGETS, Adapters
 from axonn_tune.step.predict import predict
-from axonn_tune.strategies.axonn4d import Axonn4D
-from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
+from axonn_tune.strategies.axonn.axonn4d import Axonn4D
+from axonn_tune.strategies.zero.zero import zero3, zero_topo, zeropp
 
 LAYERS, RANK = 4, 16
 MODEL = small_llama(LAYERS)

@@ -14,8 +14,8 @@ from axonn_tune.spec.engine import IDEAL
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import MemoryBound
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 from axonn_tune.strategies.named import strategy_named
 from axonn_tune.strategies.switches import Switches
 
@@ -56,6 +56,17 @@ def moved_over(plan, axis, *parts):
         if op.axis == axis and "norm" not in op.name:
             moved[op.name] = moved.get(op.name, 0.0) + number(op.nbytes)
     return moved
+
+
+def test_megatron_holds_whole_gradients_of_two_blocks_at_most():
+    """The last gradient of a block is formed when those of the block before have been reduced."""
+    held, sharded = (plan_of(megatron, TIED, JOB, data=16) for megatron in OF_MEGATRON[1:])
+    for plan, waits in ((held, False), (sharded, True)):
+        last_gradients = [
+            op for op in operations(plan.microstep) if op.name == "backward.qkv.gemm_weight"
+        ]
+        assert len(last_gradients) == TIED.n_layers
+        assert all(("gradient.block.reduce" in op.waits_for) == waits for op in last_gradients)
 
 
 # AxoNN's grid ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from axonn_tune.errors import AxonnTuneError, InputError
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.stage_layout import layers_of_stages
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 from axonn_tune.strategies.pipeline import cut_layers
 
 MODEL = Model(

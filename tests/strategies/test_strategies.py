@@ -22,13 +22,13 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.explain import explain
 from axonn_tune.step.predict import predict
 from axonn_tune.step.timeline import step_timeline
-from axonn_tune.strategies.axonn4d import AXONN, Axonn4D
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 from axonn_tune.strategies.named import STRATEGIES, strategy_named
 from axonn_tune.strategies.switches import Switches
-from axonn_tune.strategies.zero import zero3, zero_topo, zeropp
-from axonn_tune.strategies.zero_communication import INT4_BYTES
-from axonn_tune.strategies.zero_gathers import INT8_BYTES
+from axonn_tune.strategies.zero.communication import INT4_BYTES
+from axonn_tune.strategies.zero.gathers import INT8_BYTES
+from axonn_tune.strategies.zero.zero import zero3, zero_topo, zeropp
 
 MODEL = Model("m", n_layers=8, hidden_size=256, n_heads=8, vocab_size=1024, seq_len=128)
 JOB = Job(16, 32, 128)

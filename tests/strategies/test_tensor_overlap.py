@@ -18,7 +18,7 @@ from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.spec.tuning import Adapters
 from axonn_tune.step.predict import predict
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 MODEL = Model("m", n_layers=4, hidden_size=2048, n_heads=16, vocab_size=1024, seq_len=1024)
 JOB = Job(8, 8, 1024)

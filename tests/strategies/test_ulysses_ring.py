@@ -22,7 +22,7 @@ from axonn_tune.spec.job import Job
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import Attention, MemoryBound
 from axonn_tune.spec.programs import RING, ULYSSES, ULYSSES_RING
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 MODEL = llama(n_layers=2, hidden_size=256, n_heads=16, n_kv_heads=8, vocab_size=1024, seq_len=512)
 JOB = Job(16, 16, 512)

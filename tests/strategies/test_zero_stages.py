@@ -11,7 +11,7 @@ from axonn_tune.spec.engine import Engine, OffloadProgram
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.plan import Attention, Gemm, MemoryBound
 from axonn_tune.spec.programs import ZeroProgram
-from axonn_tune.strategies.zero import zero1, zero2, zero3
+from axonn_tune.strategies.zero.zero import zero1, zero2, zero3
 
 LAYERS, RANKS = 4, 8
 MODEL = small_llama(LAYERS)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from build import layout_of, on_machine, prediction_of, ranking_of, search_of
+from build import layout_of, prediction_of, ranking_of, search_of
 from worlds import machine_of, quantity
 
 from axonn_tune.errors import InputError, NoCandidateError
@@ -18,9 +18,9 @@ from axonn_tune.spec.machine import Facility
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
 from axonn_tune.spec.resources import resources
-from axonn_tune.strategies.axonn4d import AXONN
-from axonn_tune.strategies.megatron3d import Megatron3D
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.axonn.axonn4d import AXONN
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.zero.zero import zero3
 from axonn_tune.studies.compare import compare, rankings
 from axonn_tune.studies.parameters import parameters, with_gpu, with_settings
 from axonn_tune.studies.run_plan import meet_deadline
@@ -119,7 +119,7 @@ def assert_influences_are_searches(search, factor):
     for influence in found:
         p = influence.parameter
         less, more = (
-            best_of(on_machine(search, p.changed(value)), "time").prediction
+            best_of(search.on(p.changed(value)), "time").prediction
             for value in (p.value / factor, p.value * factor)
         )
         assert influence.base.configuration == base.configuration
@@ -401,7 +401,7 @@ def test_counts_of_nodes_that_are_tried_are_powers_of_two_and_halfway(per_node, 
 
 def replace_nodes(search, n_nodes):
     facility = replace(search.scenario.machine.facility, n_nodes=quantity(float(n_nodes)))
-    return on_machine(search, replace(search.scenario.machine, facility=facility))
+    return search.on(replace(search.scenario.machine, facility=facility))
 
 
 def test_a_deadline_on_the_dot_is_met():

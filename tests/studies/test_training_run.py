@@ -11,11 +11,14 @@ import axonn_tune
 from axonn_tune.api.searching import build_search
 from axonn_tune.errors import InputError, NoCandidateError
 from axonn_tune.io.presets import load_model
+from axonn_tune.spec.job import Job
 from axonn_tune.spec.machine import Facility
 from axonn_tune.spec.quantity import Quantity
+from axonn_tune.spec.tuning import Frozen
+from axonn_tune.strategies.megatron.muon_matrices import Matrices
 from axonn_tune.studies.limits import Limits
 from axonn_tune.studies.run_plan import meet_deadline, spend_budget
-from axonn_tune.studies.training_run import Failures, training_run
+from axonn_tune.studies.training_run import Failures, checkpoint_bytes, muon_elements, training_run
 
 DAY = 86400.0
 
@@ -126,6 +129,39 @@ def test_a_budget_is_spent_as_no_other_count_would(search, limits):
     most = max(run.tokens_within(limits.seconds(run.scenario)) for run in tried)
     assert spend_budget(search, None, limits)[-1].tokens == most
     assert spend_budget(search, 1e13, limits)[-1].tokens == most
+
+
+@pytest.mark.parametrize(
+    ("name", "matrices"),
+    [
+        # 32 layers of 4096 x 6144, 4096 x 4096, 4096 x 28672 and 14336 x 4096.
+        ("llama3-8b", 32 * 4096 * (6144 + 4096 + 28672 + 14336)),
+        # 48 layers: attention, a router of 128, and 128 experts of 768.
+        ("qwen3-30b-a3b", 48 * 2048 * (5120 + 4096 + 128 + 128 * 3 * 768)),
+    ],
+)
+def test_a_checkpoint_holds_the_moments_of_the_optimizer(name, matrices):
+    """Adam has two moments, AdEMAMix three, and Muon one of each element of its matrices."""
+    model, job = load_model(name), Job(64, 512, 4096)
+    adamw = checkpoint_bytes(model, job)
+    assert adamw == pytest.approx(13.8e12 / 1008e9 * model.parameters)
+    third = checkpoint_bytes(model, replace(job, optimizer="ademamix"))
+    assert third - adamw == pytest.approx(4 * model.parameters)
+    assert adamw - checkpoint_bytes(model, replace(job, optimizer="muon")) == 4 * matrices
+    assert checkpoint_bytes(model, replace(job, moments="bf16")) == adamw
+
+
+@pytest.mark.parametrize("name", ["20b", "llama3-8b", "deepseek-v3", "gpt-oss-20b"])
+@pytest.mark.parametrize("options", [{}, {"mtp_modules": 1}, {"frozen": Frozen(True, 2)}])
+def test_muons_matrices_are_those_of_a_stage_that_is_the_whole_model(name, options):
+    model, job = load_model(name), Job(1, 8, 1024, **options)
+    kinds = Matrices.of(model)
+    layers = range(job.frozen.n_layers, model.n_layers)
+    layers = [*layers, *[model.n_layers - 1] * job.mtp_modules]
+    dense, experts = kinds.orders(model, layers, model.n_experts)
+    expected = [kinds.dense[place] for place in dense] + [kinds.experts[each] for each in experts]
+    expected += kinds.module * job.mtp_modules + kinds.positions * job.trains_embedding
+    assert muon_elements(model, job) == sum(kind.linear.parameters for kind in expected)
 
 
 def test_money_and_missing_power(search):

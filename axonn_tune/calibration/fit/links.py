@@ -13,6 +13,7 @@ import numpy as np
 
 from axonn_tune.calibration.fit.robust import fit_affine, robust_spread_fraction
 from axonn_tune.calibration.fit.steps import (
+    LEAST_RING_FRACTION,
     fitted_hop_steps,
     fitted_ring_steps,
     fitted_tree_steps,
@@ -218,13 +219,19 @@ def _fitted_lines(
     for p in points:
         groups[p.kind, p.stride, p.size, p.n_rings, p.everywhere].append(p)
     lines = []
-    for (kind, stride, size, n_rings, _), members in groups.items():
+    for (kind, stride, size, n_rings, everywhere), members in groups.items():
         if len({p.nbytes for p in members}) < 2:
             continue
         # Where several ranks of a group share a unit, the hops inside it are short and left out.
-        # Over two nodes with several ranks each, an all-reduce runs on trees.
+        # Over two nodes with several ranks each, an all-reduce runs on trees if it is the faster.
         n_units = size if stride >= unit_ranks else stride * size // unit_ranks
-        on_trees = kind == "all_reduce" and n_units == 2 < size and joins_nodes
+        gathers = groups.get(("all_gather", stride, size, n_rings, everywhere), [])
+        on_trees = (
+            kind == "all_reduce"
+            and n_units == 2 < size
+            and joins_nodes
+            and not _take_rings(members, gathers)
+        )
         passes = tree_passes(n_units) if on_trees else moved_fraction(kind, size)
         work = [float(p.nbytes / tree_share(p.nbytes)) if on_trees else p.nbytes for p in members]
         fit = fit_affine(work, [p.seconds for p in members])
@@ -243,6 +250,19 @@ def _fitted_lines(
             )
         )
     return lines
+
+
+def _take_rings(all_reduces: Sequence[LinkPoint], gathers: Sequence[LinkPoint]) -> bool:
+    """Return whether the largest all-reduce that was gathered, too, takes as long as two gathers.
+
+    Without such gathers it is not known to.
+    """
+    seconds_of = {p.nbytes: p.seconds for p in gathers}
+    gathered = [p for p in all_reduces if p.nbytes in seconds_of]
+    if not gathered:
+        return False
+    largest = max(gathered, key=lambda p: p.nbytes)
+    return largest.seconds >= LEAST_RING_FRACTION * 2.0 * seconds_of[largest.nbytes]
 
 
 def _boundary_bandwidth(kind: str, lines: Sequence[_FittedLine]) -> Quantity:

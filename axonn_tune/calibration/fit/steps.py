@@ -54,7 +54,8 @@ def fitted_tree_steps(
     """Return the steps of the all-reduces that were faster than any ring.
 
     Steps between two units are apart from those of more, since there a tree sends each byte once,
-    and not twice (`tree_passes`).
+    and not twice (`tree_passes`). If no more than two units were measured, the steps tell what
+    their chain and one hop take, and the law adds further hops (`cost.links.SteppedTrees`).
 
     Parameters
     ----------

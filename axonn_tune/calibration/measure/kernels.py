@@ -29,7 +29,7 @@ from axonn_tune.spec.measurement import HOST
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Attention, MemoryBound, number
 from axonn_tune.spec.points import AttentionPoint, MemoryPoint
-from axonn_tune.strategies.axonn4d import AXONN
+from axonn_tune.strategies.axonn.axonn4d import AXONN
 
 WARM_UP_STEPS = 2
 # Within this time a host has issued a whole step of a model with one block.

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from axonn_tune.calibration.measure.progress_bar import ProgressBar
 from axonn_tune.calibration.measure.timing import Sampling, Timing
 from axonn_tune.calibration.measure.topology import RankLocation
-from axonn_tune.calibration.request import Request, ResultStore
+from axonn_tune.calibration.request import Request, ResultStore, timed_results
 
 T = TypeVar("T")
 
@@ -47,9 +47,9 @@ class Ledger:
         self._store = store
         self._rank = dist.get_rank()
         self._progress = progress
-        known: list[dict[str, Any]] = [{}]
+        known: list[dict[str, tuple[Any, float]]] = [{}]
         if self._rank == 0 and resume:
-            known = [store.read(owner)]
+            known = [timed_results(store, owner)]
         elif self._rank == 0:
             store.begin(owner)
         dist.broadcast_object_list(known)
@@ -66,7 +66,7 @@ class Ledger:
         if key not in self._known:
             start = time.monotonic()
             result = measure()
-            self._known[key] = [result, time.monotonic() - start]
+            self._known[key] = (result, time.monotonic() - start)
             if self._rank == 0:
                 self._store.add(key, self._known[key])
         self._progress.advance(key)

@@ -10,9 +10,11 @@ import re
 
 from axonn_tune.io.runs.arguments import count, dotted_arguments, is_true
 from axonn_tune.io.runs.logged_run import NUMBER, LoggedRun, largest, logged_run
+from axonn_tune.units import GIB_BYTES
 
 _STEP = re.compile(
-    r"(?:global_step=|\d+/)(\d+), RunningAvgSamplesPerSec=[\d.]+, CurrSamplesPerSec=" + NUMBER
+    r"(?:global_step=|(?<!\d)\d+/)(\d+), RunningAvgSamplesPerSec=[\d.]+, CurrSamplesPerSec="
+    + NUMBER
 )
 # The strategy of each stage of ZeRO, and its axis; the engine's usual strategy needs no name.
 _STAGES = {"1": ("zero1", "data"), "2": ("zero2", "data"), "3": (None, "shard")}
@@ -44,7 +46,7 @@ def parse_deepspeed(text: str) -> LoggedRun:
         "micro_batch": count(arguments, "train_micro_batch_size_per_gpu"),
         "dtype": _dtype(arguments),
     }
-    return logged_run(text, facts, steps, memory_bytes=largest(_MAX_RESERVED, text) * 2**30)
+    return logged_run(text, facts, steps, memory_bytes=largest(_MAX_RESERVED, text) * GIB_BYTES)
 
 
 def _dtype(arguments: dict[str, str]) -> str | None:

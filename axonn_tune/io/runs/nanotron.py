@@ -90,7 +90,7 @@ def parse_nanotron(text: str) -> LoggedRun:
 def _arguments_of(name: str, printed: str) -> dict[str, str]:
     """Return the plain arguments of the first object of a class that the log shows."""
     match = re.search(rf"{name}\(([^()]*)", printed)
-    return dict(re.findall(r"(\w+)=([\w.+-]+)", match[1])) if match else {}
+    return dict(re.findall(r"\b(\w+)=([\w.+-]+)", match[1])) if match else {}
 
 
 def _whole(arguments: dict[str, str], name: str) -> int | None:

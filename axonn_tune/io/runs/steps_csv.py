@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from axonn_tune.errors import FileError, InputError
 from axonn_tune.io.runs.logged_run import LoggedRun, layout_text, stated
 from axonn_tune.spec.checks import positive_number
+from axonn_tune.units import GIB_BYTES
 
 # The columns of a table of runs by what other tables call them.
 _NAMES = {
@@ -81,7 +82,7 @@ def parse_csv(text: str, path: str, columns: Mapping[str, str]) -> list[LoggedRu
         LoggedRun(
             dict(facts),
             tuple(measured.step_seconds),
-            memory_bytes=max(measured.memory_gib, default=0.0) * 2**30,
+            memory_bytes=max(measured.memory_gib, default=0.0) * GIB_BYTES,
             out_of_memory=measured.out_of_memory,
         )
         for facts, measured in runs.items()

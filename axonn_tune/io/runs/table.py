@@ -13,6 +13,7 @@ from axonn_tune.io.runs.logged_run import LoggedRun
 from axonn_tune.spec.measurement import WARM_UP_STEPS
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.normal import NORMAL_FROM_MEDIAN
+from axonn_tune.units import gib
 
 COLUMNS = (
     "model",
@@ -109,7 +110,7 @@ def table_row(
     else:
         facts |= _timing(run.step_seconds, source, warm_up)
     if run.memory_bytes:
-        facts["memory_gib"] = f"{run.memory_bytes / 2**30:.4g}"
+        facts["memory_gib"] = f"{gib(run.memory_bytes):.4g}"
     facts["source"] = source
     return TableRow({name: facts[name] for name in COLUMNS if name in facts}, model)
 

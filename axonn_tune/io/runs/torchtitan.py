@@ -19,6 +19,7 @@ from axonn_tune.io.runs.logged_run import (
     layout_text,
     logged_run,
 )
+from axonn_tune.units import GIB_BYTES
 
 _STEP = re.compile(
     r"step:\s*(\d+)\s[^\n]{0,200}?memory:\s*[\d.]+GiB[^\n]{0,40}?(?:tps|wps):\s*([\d,]+)"
@@ -26,7 +27,11 @@ _STEP = re.compile(
 _MEMORY = r"memory:\s*" + NUMBER + r"GiB"
 _MESH = re.compile(r"Building \d+-D device mesh with [\[(]([^\])]*)[\])], \[([\d, ]+)\]")
 _DEGREES = re.compile(r"Building device mesh with parallelism: ([^\n]*)")
-_DEGREE = re.compile(r"(\w+)=(\d+)")
+# What begins with a repetition begins where nothing before it could: otherwise a long line of
+# digits or letters would be read once for each of its characters.
+_TOKENS = r"(?<!\d)(\d+) tokens per train step"
+_TOKENS_OF_RANK = r"(?<!\d)(\d+) tokens per DP rank"
+_DEGREE = re.compile(r"\b(\w+)=(\d+)")
 _AXES = {
     "dp": "shard",
     "dp_shard": "shard",
@@ -48,8 +53,8 @@ def parse_torchtitan(text: str) -> LoggedRun:
     mesh = _mesh(text)
     n_gpus = prod(mesh.values())
     seq_len = first_count(r"(?:sequence|maximum context) length (\d+)", text)
-    batch = _sequences(r"global batch size (\d+)", r"(\d+) tokens per train step", seq_len, text)
-    tokens = first_count(r"(\d+) tokens per train step", text) or (batch or 0) * (seq_len or 0)
+    batch = _sequences(r"global batch size (\d+)", _TOKENS, seq_len, text)
+    tokens = first_count(_TOKENS, text) or (batch or 0) * (seq_len or 0)
     tokens_per_gpu = tokens / n_gpus
     steps: dict[int, float] = {}
     for step, rate in _STEP.findall(text):
@@ -67,7 +72,7 @@ def parse_torchtitan(text: str) -> LoggedRun:
         "recompute": _recompute(text),
     }
     return logged_run(
-        text, facts, steps, memory_bytes=largest(_MEMORY, text) * 2**30, sizes=_sizes(text)
+        text, facts, steps, memory_bytes=largest(_MEMORY, text) * GIB_BYTES, sizes=_sizes(text)
     )
 
 
@@ -97,7 +102,7 @@ def _micro_batches(text: str, n_stages: int, seq_len: int | None) -> dict[str, i
     A pipeline cuts the local batch into micro-batches. In 2024 no line said how many, and there
     were as many as stages unless they were given (pipelining_utils.py at 9dec370).
     """
-    local_batch = _sequences(r"local batch size (\d+)", r"(\d+) tokens per DP rank", seq_len, text)
+    local_batch = _sequences(r"local batch size (\d+)", _TOKENS_OF_RANK, seq_len, text)
     if n_stages == 1 or local_batch is None:
         return {"micro_batch": local_batch}
     match = re.search(r"Using pipeline schedule \w+ with (\d+) microbatches and (\d+) stages", text)
@@ -131,7 +136,7 @@ def _sizes(text: str) -> dict[str, Any]:
     match = re.search(r"Building llama3? \S+ with \w+\(([^\n]*)\)", text)
     if not match:
         return {}
-    arguments = dict(re.findall(r"(\w+)=([\w.+-]+)", match[1]))
+    arguments = dict(re.findall(r"\b(\w+)=([\w.+-]+)", match[1]))
     names = ("dim", "n_layers", "n_heads", "vocab_size", "multiple_of", "max_seq_len")
     if not all(arguments.get(name, "").isdecimal() for name in names):
         return {}

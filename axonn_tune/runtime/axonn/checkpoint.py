@@ -191,10 +191,15 @@ class _Stored:
         return self._pieces[index.offset]
 
 
+def _looked_up(state: dict[str, Any], index: MetadataIndex) -> Any:
+    """Return the box of a stored parameter that starts at an index, or another item as it is."""
+    item = state[index.fqn]
+    return item.piece(index) if isinstance(item, _Stored) else item
+
+
 class _SavePlanner(DefaultSavePlanner):
     def lookup_object(self, index: MetadataIndex) -> Any:
-        item = self.state_dict[index.fqn]
-        return item.piece(index) if isinstance(item, _Stored) else item
+        return _looked_up(self.state_dict, index)
 
 
 class _LoadPlanner(DefaultLoadPlanner):
@@ -211,8 +216,7 @@ class _LoadPlanner(DefaultLoadPlanner):
         self.is_coordinator = is_coordinator
 
     def lookup_tensor(self, index: MetadataIndex) -> torch.Tensor:
-        item = self.state_dict[index.fqn]
-        return item.piece(index) if isinstance(item, _Stored) else item
+        return _looked_up(self.state_dict, index)
 
 
 def _last_line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from axonn_tune.runtime.axonn.weights import Matrix, Vector
 from axonn_tune.runtime.ranks.collectives import wait
 from axonn_tune.runtime.ranks.recorder import PendingCollective
 from axonn_tune.spec import names
-from axonn_tune.strategies.axonn_communication import BUCKET_BYTES
+from axonn_tune.strategies.axonn.communication import BUCKET_BYTES
 
 
 class GradientSums:

@@ -17,7 +17,7 @@ from axonn_tune.runtime.native.trainer import RecordedTrainer, adamw, mean_loss
 from axonn_tune.runtime.ranks.wait_recorder import WaitRecorder
 from axonn_tune.runtime.released.torch_calls import TorchCalls
 from axonn_tune.runtime.request import RunRequest
-from axonn_tune.strategies.zero import zero3
+from axonn_tune.strategies.zero.zero import zero3
 
 # DeepSpeed's defaults: up to how many elements a tensor stays whole, and how many are gathered
 # ahead in one call (stage3_param_persistence_threshold, stage3_prefetch_bucket_size).

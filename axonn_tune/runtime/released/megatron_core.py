@@ -29,7 +29,7 @@ from axonn_tune.runtime.request import RunRequest
 from axonn_tune.spec.checks import require_choice
 from axonn_tune.spec.layout import EXPERT, Layout
 from axonn_tune.spec.model import Model
-from axonn_tune.strategies.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "none": "none"}
 

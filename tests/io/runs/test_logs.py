@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -516,9 +517,15 @@ def test_impossible_numbers_are_one_line(log, log_format, old, new):
         row_of(log(text.replace(old, new)))
 
 
-def test_a_log_of_nothing_known_is_refused(log):
+@pytest.mark.parametrize(
+    "text", ["epoch 1 loss 3\n", '{"loss": 3}\n', 'is "median_step_seconds"\n']
+)
+def test_a_log_of_nothing_known_is_refused(log, text):
     with pytest.raises(FileError, match="no log that is known; name one of run, launch, megatron"):
-        row_of(log("epoch 1 loss 3\n"))
+        row_of(log(text))
+
+
+def test_a_format_of_nothing_known_is_refused():
     with pytest.raises(FileError, match="no log is of the format 'megatrn'; did you mean"):
         row_of(LOGS / "megatron.log", log_format="megatrn")
 
@@ -556,3 +563,22 @@ def test_a_line_without_end_is_read_in_time(log, start):
     path = log("[titan] " + start * 20_000)
     (run,) = read_runs(path)
     assert run.step_seconds == ()
+
+
+@pytest.mark.parametrize("log_format", [None, *FORMATS])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "1" * 40_000,
+        "[titan] Building device mesh with parallelism: " + "a" * 40_000,
+        "[titan] Building llama3 8B with Arguments(" + "a" * 40_000 + ")",
+    ],
+)
+def test_a_long_line_is_read_once(log_format, line, tmp_path):
+    """40,000 digits took 90 s of processor time, when each of them began a match of its own."""
+    path = tmp_path / "log"
+    path.write_text(line)
+    start = time.process_time()
+    with suppress(FileError):
+        read_runs(path, log_format)
+    assert time.process_time() - start < 1.5

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
-from axonn_tune.strategies.fetches import FetchRules, Trace, Use
+from axonn_tune.strategies.zero.fetches import FetchRules, Trace, Use
 
 # The positions of the ends beside blocks, which count from 0.
 _EMBEDDING, _HEAD = -1, -2

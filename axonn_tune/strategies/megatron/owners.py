@@ -71,6 +71,11 @@ class Shares(NamedTuple):
     owned_elements: float
     numbers: tuple[int, ...]
 
+    @property
+    def padding(self) -> float:
+        """The number of elements of the buffers that no matrix fills."""
+        return self.buffer_elements - self.stored_elements
+
 
 @lru_cache(maxsize=4096)
 def shared(

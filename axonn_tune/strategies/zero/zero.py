@@ -36,7 +36,6 @@ from axonn_tune.strategies.context import (
     broken_context_rules,
     context_parallelism,
 )
-from axonn_tune.strategies.fsdp2 import Fsdp2Memory, Kept
 from axonn_tune.strategies.pipeline import (
     admits_virtual,
     broken_frozen_rules,
@@ -47,15 +46,16 @@ from axonn_tune.strategies.pipeline import (
 )
 from axonn_tune.strategies.sequence_parallel import broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
-from axonn_tune.strategies.sharding import Sharding
-from axonn_tune.strategies.staged_communication import StagedCommunication
 from axonn_tune.strategies.step_plan import plan_key, step_plan
-from axonn_tune.strategies.torch_context import CompiledRing, FlexGather, TorchRing
 from axonn_tune.strategies.transformer import Transformer
-from axonn_tune.strategies.units import trained_share
-from axonn_tune.strategies.zero_communication import ZeroCommunication
-from axonn_tune.strategies.zero_memory import ZeroMemory
-from axonn_tune.strategies.zero_units import ZeroUnits
+from axonn_tune.strategies.zero.communication import ZeroCommunication
+from axonn_tune.strategies.zero.fsdp2 import Fsdp2Memory, Kept
+from axonn_tune.strategies.zero.memory import ZeroMemory
+from axonn_tune.strategies.zero.sharding import Sharding
+from axonn_tune.strategies.zero.staged_communication import StagedCommunication
+from axonn_tune.strategies.zero.torch_context import CompiledRing, FlexGather, TorchRing
+from axonn_tune.strategies.zero.units import trained_share
+from axonn_tune.strategies.zero.zero_units import ZeroUnits
 
 
 @dataclass(frozen=True)

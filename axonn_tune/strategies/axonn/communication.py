@@ -13,7 +13,7 @@ from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import GRADIENTS_IN_FLIGHT, Array, Size
 from axonn_tune.spec.programs import BUCKETS, WHOLE
-from axonn_tune.strategies.axonn_memory import (
+from axonn_tune.strategies.axonn.memory import (
     BACKWARD_ORDER,
     GRADIENT_BYTES,
     gathered_element_ratio,
@@ -22,13 +22,13 @@ from axonn_tune.strategies.axonn_memory import (
     weight_bytes,
 )
 from axonn_tune.strategies.communication import Communication, Weight
-from axonn_tune.strategies.optimizer import clip_and_update
+from axonn_tune.strategies.optimizer import Gradients, Optimizer, clip_and_update, states_of
 from axonn_tune.strategies.parameters import vocabulary_matrices
 from axonn_tune.strategies.pipeline import layers_of_stage
 from axonn_tune.strategies.program import HostProgram
 
 if TYPE_CHECKING:
-    from axonn_tune.strategies.axonn4d import Axonn4D
+    from axonn_tune.strategies.axonn.axonn4d import Axonn4D
 
 # Bytes of gradients that one data-parallel all-reduce carries: torch DDP's bucket_cap_mb default.
 BUCKET_BYTES = 25.0 * 2**20
@@ -390,15 +390,14 @@ class AxonnCommunication(Communication):
         if is_sharded:
             summed_over.append(replicas)
         owned = stored / table.size(replicas) if is_sharded else stored
+        job, engine = self.shapes.job, self.options.engine
+        cleared = np.where(self._adds_gradients, owned, replicated)
         return clip_and_update(
             host,
-            self.shapes.job,
-            owned=owned,
-            cleared=np.where(self._adds_gradients, owned, replicated),
-            gradient_bytes=GRADIENT_BYTES,
-            norm_sums={names.norm_all_reduce(axis): axis for axis in summed_over},
-            offload=self.options.engine.offload_in(self.shapes.job),
-            in_optimizer=self.options.engine.axonn.clips_in_optimizer,
+            job,
+            Gradients(owned, owned, cleared, GRADIENT_BYTES),
+            {names.norm_all_reduce(axis): axis for axis in summed_over},
+            Optimizer(states_of(job), engine.offload_in(job), engine.axonn.clips_in_optimizer),
         )
 
     @property

@@ -10,11 +10,11 @@ from axonn_tune.spec import names
 from axonn_tune.spec.layout import PIPELINE, TENSOR
 from axonn_tune.spec.names import BACKWARD
 from axonn_tune.spec.plan import FROM_HOST, TO_HOST, Array, Size
-from axonn_tune.strategies.optimizer import clip_and_update, states_of
+from axonn_tune.strategies.optimizer import Gradients, Optimizer, clip_and_update, states_of
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES
-from axonn_tune.strategies.units import GatherUnit, trained_share
-from axonn_tune.strategies.zero_gathers import ZeroGathers
+from axonn_tune.strategies.zero.gathers import ZeroGathers
+from axonn_tune.strategies.zero.units import GatherUnit, trained_share
 
 # Bytes of an element of quantised gradients, with the fp16 scale of each group of 2048 elements
 # (ZeRO++, section 3.3).
@@ -347,22 +347,17 @@ class ZeroCommunication(ZeroGathers):
             shard_bytes = trained_share(self.units.all, shapes.table, sharding.gradients) * element
             name = "gradient.states.reduce_scatter"
             host.run(name, "reduce_scatter", shard_bytes, sharding.outer)
-        updated = clip_and_update(
-            host,
-            shapes.job,
-            owned=trained_share(self.units.all, shapes.table, sharding.states),
-            gradient_bytes=self._kept_element,
-            norm_sums=self._norm_sums,
-            # torch frees gradients (zero_grad of its optimizers) and does not clear them.
-            cleared=np.zeros(len(shapes.table)) if self._program.is_of_torch else None,
-            offload=self.options.engine.offload_in(shapes.job),
-            states=states_of(
-                shapes.job,
-                self.options.engine.low_states,
-                has_copies=not self._program.is_of_torch,
-            ),
+        owned = trained_share(self.units.all, shapes.table, sharding.states)
+        # torch frees gradients (zero_grad of its optimizers) and does not clear them.
+        cleared = np.zeros(len(shapes.table)) if self._program.is_of_torch else owned
+        gradients = Gradients(owned, owned, cleared, self._kept_element)
+        has_copies = not self._program.is_of_torch
+        optimizer = Optimizer(
+            states_of(shapes.job, self.options.engine.low_states, has_copies),
+            self.options.engine.offload_in(shapes.job),
             has_main_gradients=self._program.has_main_gradients,
         )
+        updated = clip_and_update(host, shapes.job, gradients, self._norm_sums, optimizer)
         if self._gathers_low and self._program.is_of_torch:
             self._find_scales(host)
         keeps_vectors = self._program.keeps_vectors and not self.keeps_weights

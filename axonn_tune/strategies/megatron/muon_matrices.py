@@ -18,7 +18,7 @@ from axonn_tune.spec.blocks import Linear
 from axonn_tune.spec.job import BLOCKWISE, DISTRIBUTED
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array
-from axonn_tune.strategies.owners import Piece
+from axonn_tune.strategies.megatron.owners import Piece
 from axonn_tune.strategies.shapes import Shapes
 
 # --muon-num-ns-steps

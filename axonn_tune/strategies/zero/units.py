@@ -11,8 +11,8 @@ from axonn_tune.spec.candidates import CandidateTable
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, Size
-from axonn_tune.strategies.fetches import FETCHED_ONCE, BackwardFetches
 from axonn_tune.strategies.shapes import FP32_BYTES
+from axonn_tune.strategies.zero.fetches import FETCHED_ONCE, BackwardFetches
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from axonn_tune.spec import names
 from axonn_tune.spec.names import FORWARD
 from axonn_tune.spec.plan import Size
 from axonn_tune.strategies.program import HostProgram
-from axonn_tune.strategies.units import GatherUnit
-from axonn_tune.strategies.zero_communication import ZeroCommunication, replica_sum
+from axonn_tune.strategies.zero.communication import ZeroCommunication, replica_sum
+from axonn_tune.strategies.zero.units import GatherUnit
 
 if TYPE_CHECKING:
-    from axonn_tune.strategies.sharding import Sharding
+    from axonn_tune.strategies.zero.sharding import Sharding
 
 
 @dataclass(frozen=True, eq=False)

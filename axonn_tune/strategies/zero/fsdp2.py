@@ -30,8 +30,8 @@ from axonn_tune.strategies.context import ContextParallelism
 from axonn_tune.strategies.experts import ExpertShapes, experts_of, saved_at_inner_widths
 from axonn_tune.strategies.optimizer import N_MOMENTS
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
-from axonn_tune.strategies.units import GatherUnit
-from axonn_tune.strategies.zero_units import ZeroUnits
+from axonn_tune.strategies.zero.units import GatherUnit
+from axonn_tune.strategies.zero.zero_units import ZeroUnits
 
 # The backward pass of torch's loss holds three tensors of the size of the logits: the logarithm of
 # the softmax, its gradient and the gradient of the logits. The logits themselves are freed by then.

@@ -15,17 +15,17 @@ from axonn_tune.spec.layout import EXPERT
 from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
 from axonn_tune.spec.plan import FROM_HOST, Array, Size
 from axonn_tune.spec.programs import ZeroProgram
-from axonn_tune.strategies.async_tensor import AsyncTensorParallel
 from axonn_tune.strategies.attention import copied_heads
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.program import HostProgram
-from axonn_tune.strategies.shard_kernels import ShardKernels
-from axonn_tune.strategies.units import GatherUnit
+from axonn_tune.strategies.zero.async_tensor import AsyncTensorParallel
+from axonn_tune.strategies.zero.shard_kernels import ShardKernels
+from axonn_tune.strategies.zero.units import GatherUnit
 
 if TYPE_CHECKING:
-    from axonn_tune.strategies.sharding import Sharding
-    from axonn_tune.strategies.zero import Zero
-    from axonn_tune.strategies.zero_units import ZeroUnits
+    from axonn_tune.strategies.zero.sharding import Sharding
+    from axonn_tune.strategies.zero.zero import Zero
+    from axonn_tune.strategies.zero.zero_units import ZeroUnits
 
 # Bytes of an element of quantised weights, with the fp16 scale of each group of 2048 elements
 # (ZeRO++, section 3.1).

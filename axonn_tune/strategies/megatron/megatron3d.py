@@ -38,8 +38,9 @@ from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.casts import kept_weight_bytes
 from axonn_tune.strategies.context import broken_context_rules, context_axes, context_parallelism
 from axonn_tune.strategies.experts import stored_experts
-from axonn_tune.strategies.megatron_communication import MegatronCommunication
-from axonn_tune.strategies.megatron_stage import (
+from axonn_tune.strategies.megatron.communication import MegatronCommunication
+from axonn_tune.strategies.megatron.muon import broken_muon_rules, owned_matrices
+from axonn_tune.strategies.megatron.stage import (
     elements_of_kinds,
     held_by_blocks,
     module_layers,
@@ -49,7 +50,6 @@ from axonn_tune.strategies.megatron_stage import (
     trained_parameters,
 )
 from axonn_tune.strategies.moved import host_activations, largest_moved, moved_by_layers
-from axonn_tune.strategies.muon import Owned, broken_muon_rules, owned_columns
 from axonn_tune.strategies.optimizer import States, host_copies, sharded_text, states_of
 from axonn_tune.strategies.pipeline import (
     admits_schedule,
@@ -249,12 +249,16 @@ class Megatron3D:
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
         """Return which candidates have virtual stages and micro-batches for their schedule.
 
-        Stages that are balanced by their products have no virtual stages.
+        Stages that are balanced by their products have no virtual stages. Hosts that sleep over
+        their messages do so in the order of 1F1B without virtual stages.
         """
         is_plain = table.n_stages > 1 and table.common_n_virtual == 1
         if is_plain and self._needs_virtual_stages:
             return np.zeros(len(table), dtype=bool)
         if self.engine.megatron.balances_stages and table.common_n_virtual > 1:
+            return np.zeros(len(table), dtype=bool)
+        sleeps = table.is_pipelined and any(self.engine.megatron.handover_seconds)
+        if sleeps and (self.schedule != ONE_F_ONE_B or table.common_n_virtual > 1):
             return np.zeros(len(table), dtype=bool)
         layout = layers_of_stages(self.stage_layout)
         has_stages = admits_virtual(model, job, table, layout)
@@ -406,6 +410,7 @@ class Megatron3D:
             reruns_attention=self.engine.megatron.reruns_attention,
             stage_layout=layers_of_stages(self.stage_layout),
             balances_stages=self.engine.megatron.balances_stages,
+            exceeds_shares=self.engine.megatron.exceeds_shares,
             expert_split=table.size(EXPERT) if self.has_experts else 1.0,
             sends_once=self.sends_once,
             expert_tensor=tensor if self.splits_experts else 1.0,
@@ -528,7 +533,7 @@ class Megatron3D:
         }
         if job.optimizer != MUON:
             return terms
-        muon = Owned.of(model, owned_columns(shapes, self, layers, first, last))
+        muon = owned_matrices(shapes, self, layers, first, last)
         of_others = muon.others / self.n_sharing(shapes.table) * states.nbytes
         gathered = dense * job.element_bytes * (replicas > 1) * self.deals_matrices(job)
         return terms | muon.memory(shapes, terms, of_others, gathered, self.gradient_bytes(job))
@@ -547,10 +552,12 @@ class Megatron3D:
         table = segments.shapes.table
         matrices = nbytes * (trained - embedding)
         beside = segments.unsummed_bytes(matrices, nbytes * embedding, of_one)
-        beside = beside * (table.n_stages > 1)
+        has_stages = table.n_stages > 1
+        beside = beside * has_stages
         if self.distributed_optimizer:
             return beside
-        return np.where(table.size(self.replicas) > 1, nbytes * trained, beside)
+        in_buckets = nbytes * trained + segments.alone_bytes(nbytes * embedding) * has_stages
+        return np.where(table.size(self.replicas) > 1, in_buckets, beside)
 
     def _held_back(
         self, segments: Segments, n_layers: int, first: bool, trained: Array, moments_bytes: Array
@@ -582,7 +589,8 @@ class Megatron3D:
         replicas = table.size(self.replicas)
         weights = trained * shapes.element_bytes * self.distributed_optimizer * (replicas > 1)
         states = moments_bytes, weights, replicas
-        in_any_case = np.where(n_stages > 1, unfinished, queued)
+        may_wait = (n_stages > 1) | self.engine.waits_without_stages
+        in_any_case = np.where(may_wait, unfinished, queued)
         nbytes = segments.held_back_bytes(*states, n_micro, in_any_case)
         return {HELD_BACK: nbytes, QUEUED: np.maximum(queued - in_any_case, 0.0)}
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -26,21 +27,21 @@ from axonn_tune.spec.layout import EXPERT, EXPERT_REPLICAS
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Array, RepeatedGemm
 from axonn_tune.spec.schedule import DUALPIPE
-from axonn_tune.strategies.megatron_stage import trained_parameters
-from axonn_tune.strategies.muon_matrices import (
+from axonn_tune.strategies.megatron.muon_matrices import (
     NEWTON_SCHULZ_STEPS,
     Iterate,
     Matrices,
     Matrix,
     pieces_of,
 )
+from axonn_tune.strategies.megatron.owners import Piece, Shares, dealt, shared
+from axonn_tune.strategies.megatron.stage import trained_parameters
 from axonn_tune.strategies.optimizer import has_master_copy
-from axonn_tune.strategies.owners import dealt, shared
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 
 if TYPE_CHECKING:
-    from axonn_tune.strategies.megatron3d import Megatron3D
+    from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 
 # --muon-fp32-matmul-prec medium.
 _BF16_BYTES = 2.0
@@ -83,12 +84,18 @@ class Owned:
     elements: Array
     numbers: dict[Matrix, Array]
 
-    @classmethod
-    def of(cls, model: Model, columns: Array) -> Owned:
-        """Return what `owned_columns` has formed."""
-        padding, expert_padding, others, elements, *numbers = columns
-        of_kinds = dict(zip(Matrices.of(model).all, numbers, strict=True))
-        return cls(padding, expert_padding, others, elements, of_kinds)
+    def chosen(self, is_chosen: np.ndarray, other: Owned) -> Owned:
+        """Return these columns where `is_chosen`, shape (C,), and those of `other` elsewhere."""
+        return Owned(
+            np.where(is_chosen, self.padding, other.padding),
+            np.where(is_chosen, self.expert_padding, other.expert_padding),
+            np.where(is_chosen, self.others, other.others),
+            np.where(is_chosen, self.elements, other.elements),
+            {
+                kind: np.where(is_chosen, number, other.numbers[kind])
+                for kind, number in self.numbers.items()
+            },
+        )
 
     def memory(
         self,
@@ -190,10 +197,10 @@ class _Ranks(NamedTuple):
     n_chunks: float
 
 
-def owned_columns(
+def owned_matrices(
     shapes: Shapes, options: Megatron3D, layers: Sequence[int], first: bool, last: bool
-) -> Array:
-    """Return the fields of `Owned` for a stage with some layers, as rows of an array.
+) -> Owned:
+    """Return what a rank of a stage with some layers has of their matrices.
 
     Each virtual stage of a rank has buffers of its own, and the layers are taken to be cut evenly.
     All else is taken to be shared evenly, although whole tensors are dealt where matrices are.
@@ -201,72 +208,101 @@ def owned_columns(
     table = shapes.table
     layers = shapes.backward_layers(layers)
     is_shared = options.distributed_optimizer
-    given = (
-        table.size("tensor"),
-        shapes.expert_tensor,
-        table.size(options.replicas) if is_shared else 1,
-        table.size(EXPERT_REPLICAS) if is_shared and options.has_experts else 1,
-        shapes.expert_split,
-        1 if options.deals_matrices(shapes.job) else table.n_virtual,
-    )
-    sizes = np.stack(np.broadcast_arrays(*given, np.ones(len(table)))[:-1])
+    n_ranks = {
+        "tensor": table.size("tensor"),
+        "expert_tensor": shapes.expert_tensor,
+        "replicas": table.size(options.replicas) if is_shared else 1,
+        "expert_replicas": table.size(EXPERT_REPLICAS) if is_shared and options.has_experts else 1,
+        "expert_split": shapes.expert_split,
+        "n_chunks": 1 if options.deals_matrices(shapes.job) else table.n_virtual,
+    }
+    sizes = np.stack(np.broadcast_arrays(*n_ranks.values(), np.ones(len(table)))[:-1])
     rows, row_of = distinct(*sizes)
-    found = [
-        _column(shapes, options, layers, (first, last), _Ranks(*sizes[:, row].tolist()))
-        for row in rows.tolist()
+    ranks = [
+        _Ranks(**dict(zip(n_ranks, sizes[:, row].tolist(), strict=True))) for row in rows.tolist()
     ]
-    columns = np.stack(found, axis=1)[:, row_of]
-    columns[2] += np.sum(trained_parameters(shapes, layers, first, last), axis=0)
-    return columns
+    of_rows = [_owned_by_rank(shapes, options, layers, (first, last), each) for each in ranks]
+    padding, expert_padding, stored, elements, numbers = (
+        np.array(values)[row_of] for values in zip(*of_rows, strict=True)
+    )
+    trained = np.sum(trained_parameters(shapes, layers, first, last), axis=0)
+    of_kinds = dict(zip(Matrices.of(shapes.model).all, numbers.T, strict=True))
+    return Owned(padding, expert_padding, trained - stored, elements, of_kinds)
 
 
-def _column(
+class _OwnedByRank(NamedTuple):
+    """What the ranks of one candidate have of the matrices, as `Owned` describes it.
+
+    Attributes
+    ----------
+    stored
+        Elements of all matrices.
+    numbers
+        Numbers of the matrices of each kind, in the order of `Matrices.all`.
+    """
+
+    padding: float
+    expert_padding: float
+    stored: float
+    elements: float
+    numbers: tuple[int, ...]
+
+
+def _owned_by_rank(
     shapes: Shapes,
     options: Megatron3D,
     layers: Sequence[int],
     ends: tuple[bool, bool],
     ranks: _Ranks,
-) -> Array:
-    """Return one column of `owned_columns`, without the elements besides matrices.
+) -> _OwnedByRank:
+    """Return what the ranks of one candidate have of the matrices of a stage.
 
     Only the buffers of the first virtual stage of the first stage are cut into buckets
     (training/training.py, disable_bucketing).
     """
     job = shapes.job
     kinds = Matrices.of(shapes.model)
-    total = np.zeros(4 + len(kinds.all))
-    of_dense, of_expert = total[4 : 4 + len(kinds.dense)], total[4 + len(kinds.dense) :]
+    dense_pieces = pieces_of(kinds.dense, ranks.tensor, job.muon_mode)
+    expert_pieces = pieces_of(kinds.experts, ranks.expert_tensor, job.muon_mode)
     n_local = round(shapes.model.n_experts / ranks.expert_split)
     chunks = np.array_split(np.asarray(layers, dtype=int), int(ranks.n_chunks))
+    of_dense: list[Shares] = []
+    of_experts: list[Shares] = []
     for number, chunk in enumerate(chunks):
         is_first, is_last = ends[0] and number == 0, ends[1] and number == len(chunks) - 1
         dense, experts = kinds.orders(shapes.model, chunk.tolist(), n_local)
         of_modules = kinds.places_of(kinds.module * (is_last * job.mtp_modules))
         of_positions = kinds.places_of(kinds.positions * (is_first and job.trains_embedding))
         dense = (*of_modules, *dense, *of_positions)
-        for place, (group, order, n_replicas, n_split, numbers) in enumerate(
-            (
-                (kinds.dense, dense, int(ranks.replicas), ranks.tensor, of_dense),
-                (
-                    kinds.experts,
-                    experts,
-                    int(ranks.expert_replicas),
-                    ranks.expert_tensor,
-                    of_expert,
-                ),
-            )
-        ):
-            pieces = pieces_of(group, n_split, job.muon_mode)
-            if options.deals_matrices(job):
-                shares = dealt(pieces, order, n_replicas)
-            else:
-                least = _least_elements(options, job, is_first, n_replicas)
-                shares = shared(pieces, order, n_replicas, least)
-            total[place] += shares.buffer_elements - shares.stored_elements
-            total[2] -= shares.stored_elements
-            total[3] += shares.owned_elements
-            numbers += shares.numbers
-    return total
+        shared_by = partial(_shares, options, job, is_first)
+        of_dense.append(shared_by(dense_pieces, dense, int(ranks.replicas)))
+        of_experts.append(shared_by(expert_pieces, experts, int(ranks.expert_replicas)))
+    everything = of_dense + of_experts
+    return _OwnedByRank(
+        padding=sum(each.padding for each in of_dense),
+        expert_padding=sum(each.padding for each in of_experts),
+        stored=sum(each.stored_elements for each in everything),
+        elements=sum(each.owned_elements for each in everything),
+        numbers=tuple(
+            sum(of_chunks)
+            for group in (of_dense, of_experts)
+            for of_chunks in zip(*(each.numbers for each in group), strict=True)
+        ),
+    )
+
+
+def _shares(
+    options: Megatron3D,
+    job: Job,
+    is_first: bool,
+    pieces: tuple[Piece, ...],
+    order: tuple[int, ...],
+    n_replicas: int,
+) -> Shares:
+    """Return how replicas share the matrices of a virtual stage, which may be the first one."""
+    if options.deals_matrices(job):
+        return dealt(pieces, order, n_replicas)
+    return shared(pieces, order, n_replicas, _least_elements(options, job, is_first, n_replicas))
 
 
 def _least_elements(options: Megatron3D, job: Job, is_first: bool, n_replicas: float) -> float:

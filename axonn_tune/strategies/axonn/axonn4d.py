@@ -33,8 +33,8 @@ from axonn_tune.spec.plan import Array, StepPlan
 from axonn_tune.spec.programs import BUCKETS
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.strategies.adapters import adapter_elements
-from axonn_tune.strategies.axonn_communication import AxonnCommunication
-from axonn_tune.strategies.axonn_memory import (
+from axonn_tune.strategies.axonn.communication import AxonnCommunication
+from axonn_tune.strategies.axonn.memory import (
     GRADIENT_BYTES,
     BackwardPass,
     gradients_awaiting_data,

@@ -13,7 +13,9 @@ from axonn_tune.spec.plan import Size
 from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.experts import stored_experts
-from axonn_tune.strategies.fetches import (
+from axonn_tune.strategies.parameters import stage_parameters
+from axonn_tune.strategies.shapes import Shapes
+from axonn_tune.strategies.zero.fetches import (
     FETCHED_ONCE,
     BackwardFetches,
     FetchRules,
@@ -21,9 +23,7 @@ from axonn_tune.strategies.fetches import (
     fetched_each_time,
     module_sizes,
 )
-from axonn_tune.strategies.parameters import stage_parameters
-from axonn_tune.strategies.shapes import Shapes
-from axonn_tune.strategies.units import (
+from axonn_tune.strategies.zero.units import (
     GatherUnit,
     gathers_per_block,
     gradients_of_block,

@@ -13,8 +13,6 @@ import numpy as np
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.context import ContextParallelism
-from axonn_tune.strategies.fetches import FetchRules, module_sizes
-from axonn_tune.strategies.held import BucketRules, HeldModel, held
 from axonn_tune.strategies.moved import (
     host_activations,
     largest_moved,
@@ -23,10 +21,12 @@ from axonn_tune.strategies.moved import (
 )
 from axonn_tune.strategies.optimizer import host_copies, states_of
 from axonn_tune.strategies.shapes import Shapes
-from axonn_tune.strategies.sharding import Sharding
-from axonn_tune.strategies.zero_communication import INT4_BYTES
-from axonn_tune.strategies.zero_gathers import INT8_BYTES
-from axonn_tune.strategies.zero_units import ZeroUnits
+from axonn_tune.strategies.zero.communication import INT4_BYTES
+from axonn_tune.strategies.zero.fetches import FetchRules, module_sizes
+from axonn_tune.strategies.zero.gathers import INT8_BYTES
+from axonn_tune.strategies.zero.held import BucketRules, HeldModel, held
+from axonn_tune.strategies.zero.sharding import Sharding
+from axonn_tune.strategies.zero.zero_units import ZeroUnits
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,1 @@
+"""Megatron-LM: its rules and plan, its messages, what its stages hold, and Muon."""

@@ -1,0 +1,1 @@
+"""The ZeRO family and torch's FSDP: sharded units, their messages, and their memory."""
