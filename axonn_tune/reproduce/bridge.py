@@ -46,24 +46,26 @@ _FP32_ROUTERS = ("deepseek-v3", "kimi-k2")
 # recipes/kimi/kimi_k2.py and fp8_param_gather of scripts/performance/configs/kimi/
 # kimi_llm_pretrain.py, v0.3.1 to v0.5.0).
 _WITH_MUON = ("kimi-k2",)
-_ENGINES = {"yes": "megatron-core-graphs", "parts": "megatron-core", "no": "megatron-core"}
+# A CUDA graph holds a whole iteration, or there is none; other words name parts of a layer.
+_WHOLE_GRAPH, _NO_GRAPH = "yes", "no"
 
 
 def megatron_bridge(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield measured steps."""
     models = {name: loaders.model(name) for name in {row["model"] for row in rows}}
     machines = {name: loaders.machine(name) for name in {row["machine"] for row in rows}}
-    engines = {graphs: loaders.engine(name) for graphs, name in _ENGINES.items()}
+    usual, in_graph = loaders.engine("megatron-core"), loaders.engine("megatron-core-graphs")
     for row in rows:
         model, machine = models[row["model"]], machines[row["machine"]]
-        engine = _as_recipe(engines[row["graphs"]], row)
+        has_whole_graph = row["graphs"] == _WHOLE_GRAPH
+        engine = _as_recipe(in_graph if has_whole_graph else usual, row)
         source = "NVIDIA-NeMo/Megatron-Bridge (Apache-2.0)"
         columns = ("model", "machine", "precision", "pipeline", "micro_batch")
         is_fitted = tuple(row[column] for column in columns) in _FITTED
         paper = Paper("Megatron-Bridge", source, machine, "table", ("network",), is_fitted)
         published = numbers(row, "step_seconds")
         kind = "dense" if model.is_dense else "experts"
-        graphs = " in a CUDA graph" if row["graphs"] == "yes" else ""
+        graphs = " in a CUDA graph" if has_whole_graph else ""
         subject = f"{row['model']} on {row['gpus']} of {row['machine']}, {row['precision']}"
         has_muon = row["model"] in _WITH_MUON
         overlaps_tensor = model.is_dense and row["precision"] not in _WITHOUT_TENSOR_OVERLAP
@@ -93,13 +95,17 @@ def _as_recipe(engine: Engine, row: Row) -> Engine:
         engine.megatron, low_attention=is_low, fp32_router=is_exact, pads_shares=pads_shares
     )
     engine = with_fused_loss(replace(engine, megatron=program))
-    return with_graphs_of_parts(engine) if row["graphs"] == "parts" else engine
+    has_parts = row["graphs"] not in (_WHOLE_GRAPH, _NO_GRAPH)
+    return with_graphs_of_parts(engine) if has_parts else engine
 
 
 def with_graphs_of_parts(engine: Engine) -> Engine:
     """Return an engine that records CUDA graphs of parts of a layer.
 
-    What its host issues in a layer that is paired with another one is less, but not known.
+    What its host issues in a layer that is paired with another one is less, but not known. The
+    operations within a graph count as any others, although the host launches one graph for each
+    pass of a layer in their place (Megatron-LM d98e8a64, core/transformer/transformer_layer.py,
+    `_te_cuda_graph_replay`): without them steps to which nothing is fitted are met less well.
     """
     return replace(engine, megatron=replace(engine.megatron, combined_issues=None))
 

@@ -155,17 +155,57 @@ def test_steps_that_pair_layers_without_graphs_are_met_by_a_number_fitted_to_ano
     assert max(map(abs, of_paired)) < 0.08
 
 
+def test_many_experts_on_a_rank_that_pairs_layers_are_predicted_too_slow(errors):
+    """The page states this miss. No recipe of Qwen3 30B-A3B in 8 bits on H100 has CUDA graphs."""
+    [error] = [
+        error
+        for row, error in errors
+        if (row["model"], row["precision"], row["overlaps"])
+        == ("qwen3-30b-a3b", "fp8-current", "yes")
+    ]
+    assert 0.15 < error < 0.25
+
+
+def test_the_steps_of_the_host_s_times_have_graphs_of_the_router_on_b200_alone(runs, fitted):
+    graphs = {
+        (row["machine"], row["graphs"])
+        for (row, _), is_fitted in zip(runs, fitted, strict=True)
+        if row["model"] == "qwen3-30b-a3b" and is_fitted
+    }
+    assert graphs == {("dgx-h100", "no"), ("dgx-b200", "moe_router+moe_preprocess")}
+
+
+def test_kernels_and_messages_take_as_long_as_nvidia_traced_them(predictions):
+    """Qwen3 30B-A3B kept a GPU busy for 22.821 s of a step, on 16 H100 in bf16 without overlap.
+
+    The rest are waits for the host, which has waited for the numbers of tokens itself: 1.9 of the
+    24.7 s that are measured, and 2.7 of the 25.6 s that are predicted (NVIDIA-NeMo/Megatron-Bridge
+    at 067f987d, skills/nemo-mbridge-perf-expert-parallel-overlap/SKILL.md).
+    """
+    [usual] = [
+        prediction
+        for row, prediction in predictions
+        if (row["release"], row["overlaps"]) == ("2026-07-25", "no")
+    ]
+    strategy = usual.scenario.strategy
+    engine = replace(strategy.engine, expert_issue_seconds=None)
+    scenario = replace(usual.scenario, strategy=replace(strategy, engine=engine))
+    busy = predict(scenario, usual.configuration).step_seconds
+    assert busy == pytest.approx(22.821, rel=0.01)
+    assert usual.step_seconds - busy == pytest.approx(2.7, abs=0.1)
+
+
 def test_a_graph_of_a_whole_iteration_is_faster_than_its_release_before(errors):
     """DeepSeek-V3 and Qwen3 on NVL72: the order of releases that changed the engine is met."""
     for model in ("deepseek-v3", "qwen3-30b-a3b"):
         steps = {
-            (row["release"], row["graphs"]): (float(row["step_seconds"]), error)
+            (row["release"], row["graphs"] == "yes"): (float(row["step_seconds"]), error)
             for row, error in errors
             if row["model"] == model
             and row["machine"] == "gb300-nvl72-64"
             and row["global_batch"] in ("4096", "512")
         }
-        before, after = steps["26.04.01", "no"], steps["26.06", "yes"]
+        before, after = steps["26.04.01", False], steps["26.06", True]
         assert after[0] < before[0]
         assert after[0] * (1.0 + after[1]) < before[0] * (1.0 + before[1])
 
