@@ -47,9 +47,9 @@ _EXPERT_GRADIENTS = "gradient.experts.reduce"
 _PENDING_GRADIENTS = "gradient.pending.reduce"
 _UPDATED_PENDING = "weights.pending.all_gather"
 # What the host issues between the end of a wait for a bucket's norm and the next kernel: a check for
-# infinite numbers after that for NaN, the reduction, and this kernel (Megatron-Core v0.13.1,
-# core/distributed/param_and_grad_buffer.py, check_grads and start_grad_sync; a check is a comparison
-# on the device whose result the host reads).
+# infinite numbers (after that for NaN), the reduction, and this kernel (Megatron-Core v0.13.1,
+# core/distributed/param_and_grad_buffer.py, check_grads and start_grad_sync). A check is a comparison
+# on the device whose result the host reads.
 _ISSUES_AFTER_CHECK = 3.0
 # The exchanges that must end before another one begins; probabilities travel with a dispatch.
 _EXCHANGED_BEFORE = {
@@ -155,8 +155,11 @@ class MegatronCommunication(SequenceParallel):
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
         """Wait for the gathered input and, if gradients are sharded, for the last reduction.
 
-        A rank thus holds the whole gradients of at most two blocks.
+        A rank thus holds the whole gradients of at most two blocks. Before the gradient of the
+        embedding, start to reduce what waited for the first block.
         """
+        if layer == "embedding" and self.sync and self._pending.any():
+            self._reduce(host, _PENDING_GRADIENTS, self._pending, self.options.replicas)
         shape = self.shapes.linears.get(layer)
         if shape is not None and self._gathers_tokens(shape):
             host.wait(names.all_gather(names.of_layer(BACKWARD, layer)))
@@ -377,8 +380,9 @@ class MegatronCommunication(SequenceParallel):
         model = self.shapes.model
         first, *others = (linear.name for linear in model.attention_linears)
         if weight.layer == "embedding":
-            element = self.options.gathered_bytes(self.shapes.job)
-            self._gather(host, _UPDATED_PENDING, self._pending, element, self.options.replicas)
+            if self._pending.any():
+                element = self.options.gathered_bytes(self.shapes.job)
+                self._gather(host, _UPDATED_PENDING, self._pending, element, self.options.replicas)
         elif weight.layer == first:
             share = self.shapes.n_backward / model.n_layers
             element = share * self.options.gathered_bytes(self.shapes.job)
@@ -393,12 +397,6 @@ class MegatronCommunication(SequenceParallel):
         if self.sync or self.options.shards_gradients:
             self._reduce(host, _BLOCK_GRADIENTS, self._early_parameters, self.options.replicas)
             self._reduce(host, _EXPERT_GRADIENTS, self._block_experts, self._expert_replicas)
-
-    def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
-        """Start to reduce what waited for the first block, before the embedding's gradient."""
-        super().before_weight_gradient(host, layer)
-        if layer == "embedding" and self.sync:
-            self._reduce(host, _PENDING_GRADIENTS, self._pending, self.options.replicas)
 
     def send_gradient(self, host: HostProgram, layer: str) -> None:
         """Start to reduce gradients outside blocks, where they are sharded.
