@@ -46,10 +46,10 @@ _HEAD_GRADIENT = "gradient.head.reduce"
 _EXPERT_GRADIENTS = "gradient.experts.reduce"
 _PENDING_GRADIENTS = "gradient.pending.reduce"
 _UPDATED_PENDING = "weights.pending.all_gather"
-# What the host issues between the end of a wait for a bucket's norm and the next kernel: a check for
-# infinite numbers (after that for NaN), the reduction, and this kernel (Megatron-Core v0.13.1,
-# core/distributed/param_and_grad_buffer.py, check_grads and start_grad_sync). A check is a comparison
-# on the device whose result the host reads.
+# What the host issues between the end of a wait for a bucket's norm and the next kernel: a check
+# for infinite numbers (after that for NaN), the reduction, and this kernel (Megatron-Core v0.13.1,
+# core/distributed/param_and_grad_buffer.py, check_grads and start_grad_sync). A check is a
+# comparison on the device whose result the host reads.
 _ISSUES_AFTER_CHECK = 3.0
 # The exchanges that must end before another one begins; probabilities travel with a dispatch.
 _EXCHANGED_BEFORE = {
