@@ -480,6 +480,9 @@ class MegatronCommunication(SequenceParallel):
         n_whole = np.ceil(n_buckets)
         if program.fills_buckets and self.options.stores_low_weights(self.shapes.job):
             n_whole = np.where(n_elements > 0, np.maximum(np.rint(n_buckets), 1.0), 0.0)
+            # No bucket ends within a weight, so that embedding and head are at most two.
+            is_outside = n_elements == self._stored_outside()
+            n_whole = np.where(is_outside, np.minimum(n_whole, 2.0), n_whole)
         return n_whole + (n_stages - 1.0)
 
     def _bucket_elements(self, axis: str) -> Array:
