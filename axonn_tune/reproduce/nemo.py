@@ -68,6 +68,7 @@ def _with_facts(engine: Engine, row: Row) -> Engine:
     Since Megatron-Core has taken NeMo's place the loss is Transformer Engine's (CE_FUSION_IMPL).
     """
     program = with_buckets(with_kernels(engine.megatron, row), row)
+    program = replace(program, fills_buckets=True, checks_gradients=row["checks"] == "yes")
     is_nemo = row["engine"] == "nemo"
     return replace(engine if is_nemo else with_fused_loss(engine), megatron=program)
 

@@ -169,7 +169,7 @@ class MegatronProgram(SharedFacts):
         gradients, as torch's DistributedDataParallel does unless gradients are views of buckets.
     checks_gradients
         Whether the norm of gradients is formed before they are reduced, to find NaN
-        (check_for_nan_in_grad).
+        (check_for_nan_in_grad). The host waits for the norm of each bucket.
     overlaps_sharded
         Whether `overlap_grad_reduce` holds where optimizer states are sharded, too.
     sums_sharded

@@ -104,6 +104,10 @@ def test_what_is_said_of_mlperf_is_so(steps):
     small = of_group["llama3-8b in 4 bits"]
     assert len(small) == 12
     assert f"are met within {mean_size(percents(small, ''))} in the mean" in note
+    in_8_bits = of_group["llama3-8b in 8 bits"]
+    assert f"bits from 7.4 to {mean_size(percents(in_8_bits, ''))}" in note
+    most, least = percents(in_8_bits, "", "dgx-h100")
+    assert f"They are predicted {-least:.0f} and {-most:.0f} % too short" in note
     gpt3 = of_group["gpt3-175b in 8 bits"]
     assert f"Those of 3.0 are predicted {spread(percents(gpt3[:5], ''))} too short" in note
     many = percents(gpt3, r" (10240|1\d{4}) GPUs")

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from build import attentions, memory_terms, number, plan_of, sent_bytes
+from build import attentions, collectives, memory_terms, number, plan_of, sent_bytes
 from worlds import llama
 
 from axonn_tune.errors import InputError
@@ -284,10 +284,12 @@ def test_saved_inputs_of_products_are_cast():
 
 
 def gathered_weights(strategy, job):
+    plan = plan_of(strategy, MODEL, job, data=8)
+    parts = (plan.sync_microstep or plan.microstep, plan.step_end)
     return sum(
         number(op.nbytes)
-        for op in operations(strategy, job, data=8)
-        if op.name in ("weights.block.all_gather", "weights.all_gather")
+        for op in collectives(plan, *parts)
+        if op.name.startswith("weights.") and op.name.endswith("all_gather")
     )
 
 

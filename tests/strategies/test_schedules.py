@@ -18,8 +18,9 @@ from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
-from axonn_tune.spec.plan import Collective, Gemm, GroupedGemm
+from axonn_tune.spec.plan import Collective, Gemm, GroupedGemm, HostWork
 from axonn_tune.spec.programs import MegatronProgram
+from axonn_tune.spec.quantity import Quantity
 from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 from axonn_tune.strategies.pipeline import memory_of_stages
 
@@ -201,6 +202,70 @@ def test_a_bucket_of_all_gradients_has_nothing_beside_it(n_elements, is_at_end, 
         assert (number(early[name].nbytes) == 0.0) == is_at_end
     for name in ("gradient.reduce", "weights.all_gather"):
         assert (number(ends[name].nbytes) == number(all_of[name].nbytes)) == is_at_end
+
+
+@pytest.mark.parametrize("is_low", [False, True])
+def test_a_bucket_that_is_not_full_waits_for_the_first_block(is_low):
+    """Weights fill buckets from the last one on; those in 8 bits have buckets of their own."""
+    model, tensor = replace(DENSE, tied_embeddings=False), 2
+    block = [linear.parameters / tensor for linear in model.block_linears]
+    least = 2.9 * sum(block)
+    pending = 0.0 if is_low else model.head.parameters / tensor
+    waiting = 0.0
+    for n_elements in [*reversed(block)] * (model.n_layers - 1):
+        pending, waiting = pending + n_elements, waiting + n_elements
+        if pending >= least:
+            pending = waiting = 0.0
+    assert waiting > 0.0
+    program = MegatronProgram(bucket_elements=least, bucket_elements_per_replica=0.0)
+    precision = "fp8-current" if is_low else "bf16"
+    engine = Engine(precisions=(precision,), megatron=program)
+    strategy = Megatron3D(engine=engine, low_weights=is_low)
+    job = replace(JOB, precision=precision)
+    plan = plan_of(strategy, model, job, tensor=tensor, data=4)
+    ops = operations(plan.sync_microstep)
+    names = [op.name for op in ops]
+    nbytes = {op.name: number(op.nbytes) for op in ops if isinstance(op, Collective)}
+    element = strategy.gradient_bytes(job)
+    assert nbytes["gradient.pending.reduce"] == pytest.approx(waiting * element)
+    assert nbytes["weights.pending.all_gather"] == pytest.approx(
+        waiting * strategy.gathered_bytes(job)
+    )
+    last_block = len(names) - 1 - names[::-1].index("gradient.block.reduce")
+    assert last_block < names.index("gradient.pending.reduce")
+    assert names.index("weights.pending.all_gather") < names.index("forward.qkv.gemm")
+    awaits = [i for i, op in enumerate(ops) if "weights.pending.all_gather" in op.waits_for]
+    assert names.index("forward.proj.gemm") < awaits[0] <= names.index("forward.up.gemm")
+    # Nothing is reduced twice, or left out.
+    without = replace(strategy, overlap_grad_reduce=False)
+    alone = plan_of(without, model, job, tensor=tensor, data=4)
+
+    def reduced(*parts):
+        found = [op for op in operations(*parts) if op.name.startswith("gradient.")]
+        return sum(number(op.nbytes) for op in found if getattr(op, "kind", "") == "reduce_scatter")
+
+    assert reduced(plan.sync_microstep, plan.step_end) == pytest.approx(reduced(alone.step_end))
+
+
+def test_the_host_waits_for_the_norm_of_each_bucket():
+    """It then issues a check, the reduction and the next kernel, while the device stands still."""
+    issue = Quantity(1e-4, "assumed", "a test")
+    program = MegatronProgram(
+        bucket_elements=1.0,
+        bucket_elements_per_replica=0.0,
+        fills_buckets=True,
+        checks_gradients=True,
+    )
+    of_engine = Engine(issue_seconds=issue, megatron=program)
+    job = replace(JOB, precision="bf16")
+    for engine, is_awaited in ((of_engine, True), (replace(of_engine, issue_seconds=None), False)):
+        plan = plan_of(Megatron3D(engine=engine), DENSE, job, data=4)
+        waits = [op for op in operations(plan.sync_microstep) if isinstance(op, HostWork)]
+        assert bool(waits) == is_awaited
+        for op in waits:
+            n_buckets = number(op.seconds) / (3 * issue.value)
+            # Gains and biases count as a bucket more.
+            assert n_buckets == pytest.approx(len(DENSE.block_linears) + 1)
 
 
 def test_gathers_in_each_stage_take_longer_than_those_that_start_at_once():

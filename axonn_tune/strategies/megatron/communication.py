@@ -109,8 +109,11 @@ class MegatronCommunication(ReplicaCommunication):
     def before_weight_gradient(self, host: HostProgram, layer: str) -> None:
         """Wait for the gathered input and, if gradients are sharded, for the last reduction.
 
-        A rank thus holds the whole gradients of at most two blocks.
+        A rank thus holds the whole gradients of at most two blocks. Before the gradient of the
+        embedding, start to reduce what waited for the first block.
         """
+        if layer == "embedding":
+            self._reduce_pending(host)
         shape = self.shapes.linears.get(layer)
         if shape is not None and self._gathers_tokens(shape):
             host.wait(names.all_gather(names.of_layer(BACKWARD, layer)))

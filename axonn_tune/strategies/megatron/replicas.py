@@ -34,6 +34,13 @@ EXPERT_GRADIENTS = "gradient.experts.reduce"
 _HEAD_GRADIENT = "gradient.head.reduce"
 _UPDATED_BLOCK = "weights.block.all_gather"
 _UPDATED_EXPERTS = "weights.experts.all_gather"
+_PENDING_GRADIENTS = "gradient.pending.reduce"
+_UPDATED_PENDING = "weights.pending.all_gather"
+# What the host issues between the end of a wait for a bucket's norm and the next kernel: a check
+# for infinite numbers (after that for NaN), the reduction, and this kernel (Megatron-Core v0.13.1,
+# core/distributed/param_and_grad_buffer.py, check_grads and start_grad_sync). A check is a
+# comparison on the device whose result the host reads.
+_ISSUES_AFTER_CHECK = 3.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,13 +115,22 @@ class ReplicaCommunication(SequenceParallel):
         the first block's weights. If some blocks are frozen, the bytes of the others are spread
         over all gathers.
         """
-        first_layer = self.shapes.model.attention_linears[0].name
-        if self._gathers_updated and weight == Weight(FORWARD, first_layer):
-            share = self.shapes.n_backward / self.shapes.model.n_layers
+        if not (self._gathers_updated and weight.chain == FORWARD):
+            return
+        model = self.shapes.model
+        first, *others = (linear.name for linear in model.attention_linears)
+        if weight.layer == "embedding":
+            if self._pending.any():
+                element = self.options.gathered_bytes(self.shapes.job)
+                self._gather(host, _UPDATED_PENDING, self._pending, element, self.options.replicas)
+        elif weight.layer == first:
+            share = self.shapes.n_backward / model.n_layers
             element = share * self.options.gathered_bytes(self.shapes.job)
             blocks, experts = self._early_parameters, self._block_experts
             self._gather(host, _UPDATED_BLOCK, blocks, element, self.options.replicas)
             self._gather(host, _UPDATED_EXPERTS, experts, element, self._expert_replicas)
+        elif weight.layer not in others:
+            host.wait(_UPDATED_PENDING)
 
     def end_block(self, host: HostProgram, is_first: bool) -> None:
         """Start to reduce the block's gradients, while earlier blocks form theirs."""
@@ -145,11 +161,16 @@ class ReplicaCommunication(SequenceParallel):
         """The group of ranks that hold the same experts; empty where there are none."""
         return EXPERT_REPLICAS if self.options.has_experts else ""
 
+    def _reduce_pending(self, host: HostProgram) -> None:
+        """Start to reduce what waited for the bucket of the first block."""
+        if self.sync and self._pending.any():
+            self._reduce(host, _PENDING_GRADIENTS, self._pending, self.options.replicas)
+
     def _reduce(self, host: HostProgram, name: str, n_elements: Array, axis: str) -> None:
         """Start to reduce gradients over an axis of replicas, unless it is empty."""
         if axis:
-            self._prepare(host, name, n_elements)
             n_calls = self._n_calls(n_elements, axis)
+            self._prepare(host, name, n_elements, n_calls)
             nbytes = n_elements * self._gradient_bytes
             host.issue(name, self._reduce_kind, nbytes, axis, n_calls)
 
@@ -167,12 +188,20 @@ class ReplicaCommunication(SequenceParallel):
             n_calls = self._n_calls(n_elements, axis)
             host.issue(name, "all_gather", n_elements * element_bytes, axis, n_calls, after)
 
-    def _prepare(self, host: HostProgram, name: str, n_elements: Array) -> None:
-        """Form the norm of gradients that are reduced next, and divide them by the replicas."""
-        program = self.options.engine.megatron
+    def _prepare(self, host: HostProgram, name: str, n_elements: Array, n_buckets: Array) -> None:
+        """Form the norm of gradients that are reduced next, and divide them by the replicas.
+
+        The host waits for the norm of each bucket. It then has to issue the second of two checks,
+        the reduction and the next kernel, while the device has nothing to do.
+        """
+        engine = self.options.engine
+        program = engine.megatron
         nbytes = n_elements * self._gradient_bytes
         if program.checks_gradients:
             host.memory_bound(f"{name}.check", nbytes, "reduce")
+            if engine.issue_seconds is not None:
+                seconds = _ISSUES_AFTER_CHECK * engine.issue_seconds.value
+                host.idle(f"{name}.await", (nbytes > 0) * n_buckets * seconds)
         if program.scales_gradients:
             host.memory_bound(f"{name}.scale", 2.0 * self._has_replicas * nbytes, "scale")
 
@@ -181,7 +210,8 @@ class ReplicaCommunication(SequenceParallel):
 
         At the end of a step a rank has the buckets of all its virtual stages: one for each, and
         more for the first, whose communication few passes could hide (Megatron-LM at d98e8a64,
-        disable_bucketing in training/training.py).
+        disable_bucketing in training/training.py). Gains and biases count among these elements, but
+        are not in the buckets of weights that are stored in 8 bits, and start none.
         """
         program = self.options.engine.megatron
         bucket_elements = self._bucket_elements(axis)
@@ -191,7 +221,14 @@ class ReplicaCommunication(SequenceParallel):
             bucket_elements = self._filled(bucket_elements)
         has_one_stage = self.options.overlap_grad_reduce or self.is_of_first_stage
         n_stages = 1.0 if has_one_stage else self.shapes.table.n_virtual
-        return np.ceil(n_elements / n_stages / bucket_elements) + (n_stages - 1.0)
+        n_buckets = n_elements / n_stages / bucket_elements
+        n_whole = np.ceil(n_buckets)
+        if program.fills_buckets and self.options.stores_low_weights(self.shapes.job):
+            n_whole = np.where(n_elements > 0, np.maximum(np.rint(n_buckets), 1.0), 0.0)
+            # No bucket ends within a weight, so that embedding and head are at most two.
+            is_outside = n_elements == self._stored_outside()
+            n_whole = np.where(is_outside, np.minimum(n_whole, 2.0), n_whole)
+        return n_whole + (n_stages - 1.0)
 
     def _bucket_elements(self, axis: str) -> Array:
         """Return the least number of elements of a bucket that travels over an axis of replicas."""
@@ -229,6 +266,43 @@ class ReplicaCommunication(SequenceParallel):
                 pending = np.where(is_full, 0.0, pending)
         return np.where(n_buckets > 0, in_buckets / np.maximum(n_buckets, 1.0), least_elements)
 
+    @cached_property
+    def _pending(self) -> Array:
+        """The number of elements whose gradients wait for their bucket as the first block begins.
+
+        The bucket is full, or complete, only in that block, so that next to nothing runs beside its
+        reduction (Megatron-Core v0.13.1, core/distributed/param_and_grad_buffer.py,
+        register_grad_ready). The first block needs weights of it, too. Stages after the first one
+        and virtual stages have one bucket each.
+        """
+        table = self.shapes.table
+        is_cut = self._is_overlapped and not (self.options.shards_gradients or self._muon)
+        if not is_cut or self.options.has_experts:
+            return np.zeros(len(table))
+        pending = self._of_first_stage(self._pending_of)
+        return np.where(self._has_one_bucket | (table.n_virtual > 1), 0.0, pending)
+
+    def _pending_of(self, layers: Sequence[int]) -> Array:
+        """Return how many elements of some blocks wait as their first one begins, shape (C,).
+
+        The head comes first, unless it has a buffer of its own since it is not in 8 bits.
+        """
+        shapes = self.shapes
+        tensor = shapes.table.size("tensor")
+        least_elements = self._bucket_elements(self.options.replicas)
+        has_head = self._has_head & (not shapes.model.tied_embeddings) & shapes.job.trains_head
+        is_alone = self.options.stores_low_weights(shapes.job)
+        pending = has_head * (not is_alone) * shapes.model.head.parameters / tensor
+        pending = np.where(pending >= least_elements, 0.0, pending)
+        of_blocks = np.zeros(len(shapes.table))
+        for layer in reversed(layers[1:]):
+            for linear in reversed(shapes.model.linears_of(shapes.model.blocks[layer])):
+                n_elements = linear.elements_on_rank(tensor)
+                is_full = pending + n_elements >= least_elements
+                pending = np.where(is_full, 0.0, pending + n_elements)
+                of_blocks = np.where(is_full, 0.0, of_blocks + n_elements)
+        return of_blocks
+
     def _await_experts(self, host: HostProgram, name: str) -> None:
         """Wait for what has been started over the ranks that hold the same experts."""
         if self.options.has_experts:
@@ -250,7 +324,8 @@ class ReplicaCommunication(SequenceParallel):
     @property
     def _early_parameters(self) -> Array:
         """The number of these whose bucket is reduced and gathered while a micro-step computes."""
-        return np.where(self._has_one_bucket, 0.0, self._block_parameters)
+        of_blocks = self._block_parameters - self._pending / np.maximum(self._n_layers, 1.0)
+        return np.where(self._has_one_bucket, 0.0, of_blocks)
 
     @property
     def _block_experts(self) -> Array:
