@@ -180,12 +180,15 @@ def test_measured_steps_of_fsdp_are_met_in_order(reproduction):
 
 @pytest.mark.slow
 def test_nearly_all_pairs_of_layouts_of_what_is_trained_in_2026_are_in_order(reproduction):
-    """Some models have pairs of two releases, of which the later one was faster."""
+    """Some models have pairs of two releases, of which the later one was faster.
+
+    Of the others two pairs of Llama 3.1 8B are not in order, whose submitters differ.
+    """
     names = ("B200", "Megatron-Bridge", "Model Zoo", "NeMo", "MLPerf", "long sequences", "LoRA")
     steps = [reproduction.steps[name] for name in names]
     repeated = ("llama3-405b", "qwen3-235b-a22b", "gpt-oss-120b", "kimi-k2", "gpt3-175b")
     others = [[t for t in timed if t.job[0].name not in repeated] for timed in steps]
-    for tables, n_least, least in ((others, 60, 1.0), (steps, 200, 0.96)):
+    for tables, n_least, least in ((others, 60, 0.98), (steps, 200, 0.96)):
         groups = [group_errors(timed)[0] for timed in tables if timed]
         n_pairs = sum(group.n_pairs for group in groups)
         assert n_pairs > n_least
