@@ -157,11 +157,11 @@ def test_a_rank_that_fails_leaves_a_group_whose_collectives_may_hang(monkeypatch
     """Else torch would warn, when the process ends, that the group is still there."""
     left = []
     monkeypatch.setattr(session, "_join", lambda *arguments: None)
-    monkeypatch.setattr(session, "must_be_watched", lambda: on_nccl)
+    monkeypatch.setattr(session, "must_be_watched", lambda device: on_nccl)
     monkeypatch.setattr(session, "run_as_batch", lambda: None)
     monkeypatch.setattr(session, "Watch", mock.MagicMock())
     monkeypatch.setattr(session, "_abandon", lambda: left.append("group"))
-    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", dist.HashStore)
+    monkeypatch.setattr(session, "meeting_point", lambda *arguments: dist.HashStore())
     with (
         pytest.raises(session.RankError, match="rank 0 failed: ValueError: too hot"),
         session.joined(Place(0, 2, 0, 2), torch.device("cpu"), 5.0),

@@ -46,7 +46,7 @@ def test_ranks_that_all_fail_can_meet_again():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["hang", "stop"])
+@pytest.mark.parametrize("how", ["hang", "stop", "join"])
 def test_one_rank_says_that_nothing_ends(how):
     ranks = given_ranks(how)
     code, _, errors = ended(ranks[0])

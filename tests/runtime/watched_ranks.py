@@ -1,8 +1,9 @@
 """Two ranks whose host waits for ever, as it does for a GPU, and one of which may fail.
 
-Run: python watched_ranks.py raise|both|hang|stop
+Run: python watched_ranks.py raise|both|hang|stop|join
 """
 
+import contextlib
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ def wait_in_vain(how, place):
     with (
         mock.patch.object(session, "must_be_watched", return_value=True),
         mock.patch.object(watch, "GRACE_SECONDS", 2.0),
+        join_in_vain() if how == "join" else contextlib.nullcontext(),
     ):
         try:
             with session.joined(
@@ -32,6 +34,13 @@ def wait_in_vain(how, place):
         except session.RankError as error:
             tell(f"can meet again: {error.can_meet_again}")
             raise
+
+
+def join_in_vain():
+    """Let the forming of the group wait for ever, as NCCL does for a rank that has died."""
+    return mock.patch.object(
+        session.dist, "init_process_group", side_effect=lambda *_, **__: time.sleep(600)
+    )
 
 
 def tell(text):

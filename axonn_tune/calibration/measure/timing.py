@@ -17,6 +17,7 @@ import torch
 
 from axonn_tune.calibration.fit.robust import robust_spread_fraction
 from axonn_tune.runtime.axonn.gemm import synchronize
+from axonn_tune.runtime.ranks.device_stream import give_host_a_lead
 from axonn_tune.units import rounded
 
 # Work is warmed up once the medians of two windows of samples differ by less than this.
@@ -25,6 +26,11 @@ WARM_UP_SAMPLES = 3
 MAX_WARM_UP_WINDOWS = 8
 # Where ranks share a core, they take turns of some 3 ms (Linux: sched_base_slice_ns).
 TURN_SECONDS = 3e-3
+# On a GPU the host issues a kernel in 5 to 50 us (assumed), which is longer than a short one takes.
+LEAD_SECONDS = 50e-6
+MOST_LEAD_SECONDS = 20e-3
+# Of the kernels that wait for a GPU, about a thousand have room (assumed); then the host waits.
+MOST_LOOPS_ON_GPU = 500
 
 
 @dataclass(frozen=True)
@@ -97,23 +103,31 @@ def time_work(
 ) -> Timing:
     """Time `work`.
 
+    On a GPU, work of one rank alone is issued ahead, so that no kernel waits for its launch. Work
+    of several ranks is timed as the host issues it.
+
     Parameters
     ----------
     agree : callable
         Turns the time of this rank into one on which all ranks agree, such as the longest, so
         that all of them repeat a collective equally often.
     """
+    is_ahead = device.type == "cuda" and agree is own_time
+    most_loops = MOST_LOOPS_ON_GPU if is_ahead else math.inf
 
     def sample(n_loops: int) -> float:
+        if is_ahead:
+            give_host_a_lead(min(n_loops * LEAD_SECONDS, MOST_LEAD_SECONDS))
         return agree(_loop_seconds(work, n_loops, device)) / n_loops
 
     n_loops = 1
     while True:
         seconds = sample(n_loops) * n_loops
-        if seconds >= sampling.sample_seconds:
+        if seconds >= sampling.sample_seconds or n_loops >= most_loops:
             break
         growth = 1.2 * sampling.sample_seconds / max(seconds, 1e-9)
-        n_loops = math.ceil(n_loops * min(max(growth, 1.5), 100.0))
+        wanted = math.ceil(n_loops * min(max(growth, 1.5), 100.0))
+        n_loops = int(min(wanted, most_loops))
     affordable = int(sampling.max_seconds / seconds)
     n_samples = max(3, min(sampling.n_samples, affordable))
     if affordable > n_samples:

@@ -82,13 +82,21 @@ def joined(
         run_as_batch()
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // place.n_local_ranks))
-    _join(place, device, timeout_seconds, store)
+    can_meet_elsewhere = store is not None
+    store = store or meeting_point(place, timeout_seconds)
     watch = None
-    if must_be_watched():
-        meeting = dist.distributed_c10d._get_default_store()
-        watch = Watch(meeting, place.rank, place.n_ranks, timeout_seconds, on_loss)
+    if must_be_watched(device):
+        watch = Watch(store, place.rank, place.n_ranks, timeout_seconds, on_loss)
     try:
-        yield _nothing if watch is None else watch.alive
+        _join(place, device, timeout_seconds, store)
+    except MeetingError:
+        if watch is not None:
+            watch.stop()
+        raise
+    alive = _nothing if watch is None else watch.alive
+    alive()
+    try:
+        yield alive
     except Exception as error:
         if watch is not None:
             watch.stop()
@@ -96,9 +104,9 @@ def joined(
         if not isinstance(error, AxonnTuneError):
             why = f"{type(error).__name__}: {reason(error)}"
         message = f"rank {place.rank} failed: {why}"
-        first_message = first_failure(dist.distributed_c10d._get_default_store(), message)
+        first_message = first_failure(store, message)
         can_meet_again = watch is None or watch.all_failed()
-        if store is not None or watch is not None:
+        if can_meet_elsewhere or watch is not None:
             _abandon()
         if message != first_message:
             raise LostRankError(first_message, can_meet_again) from error
@@ -149,15 +157,12 @@ def meeting_point(place: Place, timeout_seconds: float) -> dist.Store:
         raise MeetingError(f"rank {place.rank} cannot join the others: {reason(error)}") from error
 
 
-def _join(
-    place: Place, device: torch.device, timeout_seconds: float, store: dist.Store | None
-) -> None:
+def _join(place: Place, device: torch.device, timeout_seconds: float, store: dist.Store) -> None:
     on_gpu = device.type == "cuda"
     if on_gpu:
         # Each axis has a communicator. From NCCL 2.26 on, kernels of all of them then run in the
         # order of issue, which is the same on all ranks, so that none waits for another for ever.
         os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
-    store = store or meeting_point(place, timeout_seconds)
     try:
         dist.init_process_group(
             "nccl" if on_gpu else "gloo",
@@ -184,9 +189,12 @@ def _await_others(store: dist.Store, place: Place, event: str) -> None:
     store.wait([everybody])
 
 
-def must_be_watched() -> bool:
-    """Tell whether a wait for another rank may last for ever; gloo's waits raise an error."""
-    return bool(dist.get_backend() == dist.Backend.NCCL)
+def must_be_watched(device: torch.device) -> bool:
+    """Tell whether a wait for another rank may last for ever; gloo's waits raise an error.
+
+    On a GPU, NCCL waits so for a rank that is lost while communicators are formed, too.
+    """
+    return device.type == "cuda"
 
 
 def _abandon() -> None:
