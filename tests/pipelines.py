@@ -3,13 +3,14 @@
 import numpy as np
 
 from axonn_tune.simulate import pipeline
+from axonn_tune.simulate.durations import table_of_durations
+from axonn_tune.simulate.pipeline_schedule import pipeline_schedule
 
 
-def whole_seconds(n_stages, n_virtual, n_micro, seconds, transfer, schedule="1f1b", beside=None):
+def whole_seconds(shape, n_micro, seconds, transfer, beside=None):
     """The time of every candidate's pipeline, of which no round is extrapolated."""
-    per_flow = n_micro // 2 if schedule == "dualpipe" else n_micro
-    order = pipeline._schedule(pipeline._Shape(schedule, n_stages, n_virtual, ()), per_flow)
+    schedule = pipeline_schedule(shape, shape.per_flow(n_micro))
     beside = np.zeros_like(transfer) if beside is None else beside
-    durations = pipeline._durations(seconds, transfer, beside, seconds)
-    whole, _, _ = pipeline._played(order, durations, beside)
+    durations = table_of_durations(seconds, transfer, beside, seconds)
+    whole, _, _ = pipeline._played(schedule, durations, beside)
     return whole

@@ -286,6 +286,7 @@ LEFT_OUT = {
         "statistics",
         "numpy.random",
         "axonn_tune.simulate.pipeline",
+        "axonn_tune.simulate.pipeline_schedule",
         "axonn_tune.search.one_layout",
     },
     "explain": {"json", "hashlib", "axonn_tune.io.kineto", "axonn_tune.report.traced"},

@@ -42,7 +42,7 @@ VARIED = {"batch": "global_batch", "seq_len": "seq_len", "micro_batch": "micro_b
 
 
 @dataclass(frozen=True)
-class Comparison:
+class BestOfContenders:
     """The best of each contender, and what was left out.
 
     best
@@ -65,7 +65,7 @@ def comparison(
     each: Each = iter,
     detail: Detail = "chance",
     **options: Unpack[SearchOptions],
-) -> Comparison:
+) -> BestOfContenders:
     """Return what `compare` shows: for each value of what is varied, the best of each contender.
 
     A strategy or an engine that cannot do the job is left out, as long as another one can. The
@@ -94,7 +94,7 @@ def comparison(
                 raise refused[0][1]
             layouts = [layout for _, layout in named]
             best += compare_layouts(list(zip(searches, layouts, strict=True)), each)
-        return Comparison(best, {})
+        return BestOfContenders(best, {})
     for name in strategies or ():
         require_choice("search", "strategy", name, tuple(STRATEGIES))
     names = strategies or ([] if engine else names_of_all_strategies(model, **options))
@@ -117,7 +117,9 @@ def comparison(
         wanted = contenders
     for reason, titles in left_out_of(best[0].search.scenario, compared, wanted).items():
         left_out.setdefault(reason, []).extend(titles)
-    return Comparison(best, {reason: list(dict.fromkeys(t)) for reason, t in left_out.items()})
+    return BestOfContenders(
+        best, {reason: list(dict.fromkeys(t)) for reason, t in left_out.items()}
+    )
 
 
 def _searches(

@@ -19,7 +19,7 @@ from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.rehearsed import PricedRehearsal, price
 
 if TYPE_CHECKING:
-    from axonn_tune.validation.rehearsed import Comparison
+    from axonn_tune.validation.rehearsed import RehearsedStep
 
 # Micro-steps that a rehearsal has, unless it is of the whole step: the last one may differ from
 # the others, and these are alike.
@@ -38,7 +38,7 @@ _NAMED = {"axonn": "axonn", "zero3": "zero3", "hsdp": "zero3"}
 
 def rehearse(
     model: ModelLike, gpus: int, grid: str, whole_step: bool = False, **options: Any
-) -> tuple[Search, Comparison]:
+) -> tuple[Search, RehearsedStep]:
     """Rehearse a step of a configuration, and compare it with its plan and the memory model.
 
     Without a micro-batch and a recomputation, the best ones for the grid are taken.

@@ -16,7 +16,7 @@ from axonn_tune.cli.options import (
 from axonn_tune.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from axonn_tune.api.comparing import Comparison
+    from axonn_tune.api.comparing import BestOfContenders
 
 
 @click.command("compare")
@@ -86,7 +86,7 @@ def command(
 
 
 def emit_comparison(
-    compared: Comparison, machine: str | None, output_format: str, output: str | None
+    compared: BestOfContenders, machine: str | None, output_format: str, output: str | None
 ) -> None:
     """Show the best answers to several searches, on the machine that the user named.
 

@@ -71,11 +71,15 @@ def command(
 
 def _columns(texts: tuple[str, ...]) -> dict[str, str]:
     """Return the columns of a CSV file by the column of a table of runs."""
-    pairs = [text.partition("=") for text in texts]
-    for text, (name, _, column) in zip(texts, pairs, strict=True):
+    columns: dict[str, str] = {}
+    for text in texts:
+        name, _, column = (part.strip() for part in text.partition("="))
         if not name or not column:
             raise InputError(f"--column {text}: write NAME=COLUMN, such as step_seconds=time_ms")
-    return {name.strip(): column.strip() for name, _, column in pairs}
+        if name in columns:
+            raise InputError(f"--column {text}: {name} has a column already; allowed: one")
+        columns[name] = column
+    return columns
 
 
 def _with_file(row: TableRow, output: str | None) -> dict[str, str]:

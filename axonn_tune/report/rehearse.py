@@ -14,7 +14,7 @@ from axonn_tune.search.search import Search
 from axonn_tune.spec.rehearsal import HOLDERS, FusedAttention, Message, Product, Rehearsed
 from axonn_tune.step.rehearsed import PricedRehearsal
 from axonn_tune.units import counted, format_quantity, format_seconds, gib
-from axonn_tune.validation.rehearsed import SMALL_BYTES, Comparison, Line, MemoryLine
+from axonn_tune.validation.rehearsed import SMALL_BYTES, Line, MemoryLine, RehearsedStep
 
 # What is said of a script of which more than one step may have been recorded.
 WHOLE_SCRIPT = (
@@ -22,7 +22,7 @@ WHOLE_SCRIPT = (
 )
 
 
-def comparison_text(search: Search, comparison: Comparison, most_memory_error: float) -> str:
+def comparison_text(search: Search, comparison: RehearsedStep, most_memory_error: float) -> str:
     """Return the operations and the memory of a rehearsed step next to the planned ones.
 
     Parameters
@@ -45,7 +45,7 @@ def comparison_text(search: Search, comparison: Comparison, most_memory_error: f
     )
 
 
-def _head_lines(comparison: Comparison) -> list[str]:
+def _head_lines(comparison: RehearsedStep) -> list[str]:
     p = comparison.prediction
     configuration = p.configuration
     engine = p.scenario.strategy.engine
@@ -117,7 +117,7 @@ def _memory_text(memory: Sequence[MemoryLine]) -> str:
     )
 
 
-def verdict_lines(comparison: Comparison, most_memory_error: float) -> list[str]:
+def verdict_lines(comparison: RehearsedStep, most_memory_error: float) -> list[str]:
     """Say whether the program does what is planned, and whether it needs the planned memory."""
     judged = [line for line in comparison.lines if line.subject.is_judged]
     differing = comparison.differing
@@ -145,7 +145,7 @@ def verdict_lines(comparison: Comparison, most_memory_error: float) -> list[str]
 
 
 def comparison_document(
-    search: Search, comparison: Comparison, most_memory_error: float
+    search: Search, comparison: RehearsedStep, most_memory_error: float
 ) -> dict[str, Any]:
     """Return what ``rehearse --format json`` prints."""
     agrees = abs(comparison.memory_error) <= most_memory_error

@@ -34,8 +34,8 @@ LEAST_SHARED_ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """Holds candidates that are alike.
+class SizedPart:
+    """Holds candidates that are alike, with what they take of memory.
 
     Numbers of candidates count all rank orders that the search tries.
 
@@ -64,13 +64,13 @@ class Part:
     least_host_bytes: float
     n_slower: int = 0
 
-    def take(self, rows: Rows) -> Part:
+    def take(self, rows: Rows) -> SizedPart:
         """Return the part with some of its candidates."""
         table, memory, fits = self.table.take(rows), self.memory[rows], self.fits[rows]
         return replace(self, table=table, memory=memory, fits=fits)
 
 
-def sized_parts(search: Search, table: CandidateTable) -> list[Part]:
+def sized_parts(search: Search, table: CandidateTable) -> list[SizedPart]:
     """Return every configuration of a table that may be the best.
 
     The table has each layout in one of the orders that the search tries.
@@ -84,7 +84,7 @@ def sized_parts(search: Search, table: CandidateTable) -> list[Part]:
     parts = [_part(search, each, n_orders) for each in sizes]
     if search.times_all or not scenario.strategy.recomputing_takes_time:
         return parts
-    alike: dict[tuple[int, int], list[Part]] = {}
+    alike: dict[tuple[int, int], list[SizedPart]] = {}
     for part in parts:
         alike.setdefault(_stages(part.table), []).append(part)
     return [_without_slower(part, alike[_stages(part.table)], n_orders) for part in parts]
@@ -101,7 +101,7 @@ class OrderedPart(NamedTuple):
         The candidates.
     """
 
-    part: Part
+    part: SizedPart
     rows: Ints
     table: CandidateTable
 
@@ -117,7 +117,7 @@ class OrderedPart(NamedTuple):
 
 
 def in_orders(
-    parts: Sequence[Part], orders: Sequence[str], taken: Sequence[Rows]
+    parts: Sequence[SizedPart], orders: Sequence[str], taken: Sequence[Rows]
 ) -> list[OrderedPart]:
     """Return the candidates that are taken of each part, with their layouts in every order.
 
@@ -150,7 +150,7 @@ def _stages(table: CandidateTable) -> tuple[int, int]:
     return table.n_stages, table.common_n_virtual
 
 
-def _without_slower(part: Part, others: Sequence[Part], n_orders: Ints) -> Part:
+def _without_slower(part: SizedPart, others: Sequence[SizedPart], n_orders: Ints) -> SizedPart:
     """Return a part without the candidates that cannot be the best of their placement.
 
     They take at least as long as the same candidates that recompute less. They are left out where
@@ -209,7 +209,7 @@ def _partial_sizes(scenario: Scenario, less: _Sizes) -> Iterator[_Sizes]:
         yield less
 
 
-def _part(search: Search, sizes: _Sizes, n_orders: Ints) -> Part:
+def _part(search: Search, sizes: _Sizes, n_orders: Ints) -> SizedPart:
     """Return the candidates that are ranked."""
     table, memory, least_memory, host_memory = sizes
     capacity = search.scenario.memory_capacity_bytes
@@ -219,7 +219,7 @@ def _part(search: Search, sizes: _Sizes, n_orders: Ints) -> Part:
     if search.include_oom:
         ranked = np.ones(len(table), dtype=bool)
     n_each = n_orders[table.placement]
-    return Part(
+    return SizedPart(
         table.take(ranked),
         memory[ranked],
         fits=(fits_in_gpu & fits_in_host)[ranked],
@@ -248,7 +248,7 @@ class PlannedParts:
         return replace(self, kernels=cache(self.kernels))
 
 
-def planned_parts(scenario: Scenario, parts: Sequence[Part]) -> list[PlannedParts]:
+def planned_parts(scenario: Scenario, parts: Sequence[SizedPart]) -> list[PlannedParts]:
     """Return the parts that one plan describes, group by group.
 
     To play a wide table takes hardly longer than a narrow one.
@@ -270,7 +270,7 @@ def _kernels(
     return KernelTimes(Schedules(scenario, reduce(CandidateTable.joined, tables)), prices)
 
 
-def least_seconds(planned: Sequence[PlannedParts], parts: Sequence[Part]) -> list[Array]:
+def least_seconds(planned: Sequence[PlannedParts], parts: Sequence[SizedPart]) -> list[Array]:
     """Return times below which no step can be, whatever its order, for the candidates of each part.
 
     They are those of kernels and pipelines, without any message.

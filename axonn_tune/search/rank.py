@@ -23,8 +23,8 @@ from axonn_tune.search.candidates import (
 from axonn_tune.search.no_fit import LARGEST_GPU_COUNT, nothing_fits, nothing_fits_in_host
 from axonn_tune.search.parts import (
     OrderedPart,
-    Part,
     PlannedParts,
+    SizedPart,
     in_orders,
     least_seconds,
     planned_parts,
@@ -304,7 +304,7 @@ def _rank(search: Search) -> Ranking:
 
 
 def _best_ranking(
-    search: Search, parts: Sequence[Part], rejected: Mapping[str, int], n_evaluated: int
+    search: Search, parts: Sequence[SizedPart], rejected: Mapping[str, int], n_evaluated: int
 ) -> Ranking:
     """Return the ranking of all candidates, or of those that may be among the ones wanted.
 
@@ -337,7 +337,7 @@ def _best_ranking(
 
 def _played(
     search: Search,
-    parts: Sequence[Part],
+    parts: Sequence[SizedPart],
     planned: Sequence[PlannedParts],
     taken: Sequence[Rows],
     rejected: Mapping[str, int],

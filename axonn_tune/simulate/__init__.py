@@ -2,7 +2,8 @@
 
 `program` compiles a plan to the schedule that candidates with the same lanes share, and `player`
 plays this on arrays. `timeline` plays one candidate operation by operation, as plain code that
-checks the other two. `pipeline` and `step` put the parts of a step together.
+checks the other two. `pipeline_schedule`
+and `pipeline` play the passes of a pipeline, and `step` puts the parts of a step together.
 
 The rules are those of `spec.plan`: streams work in order, an operation starts when its stream is
 free and everything that it waits for has ended, and a collective over one rank is not issued.

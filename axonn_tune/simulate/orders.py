@@ -24,7 +24,8 @@ import numpy as np
 from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.schedule import DUALPIPE, ZB_H1
 
-FORWARD, BACKWARD, INPUT, WEIGHT = range(4)
+N_DIRECTIONS = 4
+FORWARD, BACKWARD, INPUT, WEIGHT = range(N_DIRECTIONS)
 
 # The direction (`FORWARD`; `BACKWARD`, or its parts `INPUT` and `WEIGHT`), the virtual stage of the
 # rank, and the micro-batch.

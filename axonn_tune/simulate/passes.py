@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from axonn_tune.simulate.durations import N_KINDS, kind_of
 from axonn_tune.simulate.orders import FORWARD
-from axonn_tune.simulate.pipeline import (
-    N_KINDS,
-    kind_of,
-    least_pipeline_seconds,
-    pipeline_seconds,
-)
+from axonn_tune.simulate.pipeline import pipeline_seconds
+from axonn_tune.simulate.pipeline_bound import least_pipeline_seconds
+from axonn_tune.simulate.pipeline_schedule import PipelineShape
 from axonn_tune.simulate.player import Played
 from axonn_tune.spec.candidates import Ints, distinct
 from axonn_tune.spec.plan import Array, Pipeline, Stage, StepPlan
@@ -30,7 +28,7 @@ class Passes:
     n_stages, n_virtual
         Number of stages, and of virtual stages of each rank.
     schedule, places
-        Schedule and places of the stages, as for `pipeline_seconds`.
+        Schedule and places of the stages, as for `PipelineShape`.
     n_micro
         Number of micro-batches.
     durations
@@ -66,14 +64,12 @@ class Passes:
         first, alike = distinct(self.n_stages, self.n_virtual)
         for number, row in enumerate(first):
             rows = np.flatnonzero(alike == number)
+            n_stages, n_virtual = int(self.n_stages[row]), int(self.n_virtual[row])
             seconds[rows] = pipeline_seconds(
-                int(self.n_stages[row]),
-                int(self.n_virtual[row]),
+                PipelineShape(n_stages, n_virtual, self.schedule, self.places),
                 self.n_micro[rows],
                 self.durations[:, rows],
                 self.transfer_seconds[rows],
-                self.schedule,
-                self.places,
                 self.beside_seconds[rows],
                 self.alone[:, rows],
                 self.handover_seconds,

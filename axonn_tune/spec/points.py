@@ -168,6 +168,11 @@ class LinkPoint(_Timed):
         """Whether all groups of the axis communicated, as they do in training."""
         return self.everywhere and self.n_rings == self.stride
 
+    @property
+    def series(self) -> tuple[str, int, int, int, bool]:
+        """Everything but bytes and times, which points with messages of other sizes share."""
+        return self.kind, self.stride, self.size, self.n_rings, self.everywhere
+
 
 ANY_KIND = ""
 
@@ -211,6 +216,11 @@ class StepPoint(_Timed):
         require_positive(owner, "seconds", self.seconds)
         require_count(owner, "n_rings", self.n_rings)
         require_fraction(owner, "spread_fraction", self.spread_fraction)
+
+    @property
+    def series(self) -> tuple[str, int, int]:
+        """Everything but bytes and times, which points with messages of other sizes share."""
+        return self.kind, self.above_ranks, self.n_rings
 
 
 POINTS = (GemmPoint, AttentionPoint, MemoryPoint, LinkPoint)

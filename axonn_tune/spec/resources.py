@@ -253,7 +253,7 @@ def _changed_points(
     machine: Machine, index: int, bandwidth: float = 1.0, latency: float = 1.0
 ) -> tuple[LinkPoint, ...]:
     """Return the measured collectives, with changed times for those across the given level."""
-    changed = _changed_series(machine.link_points, _series_of, bandwidth, latency)
+    changed = _changed_series(machine.link_points, bandwidth, latency)
     return tuple(
         new if _outermost_level(machine, old.stride * old.size) == index else old
         for old, new in zip(machine.link_points, changed, strict=True)
@@ -262,21 +262,14 @@ def _changed_points(
 
 def _changed_steps(link: LinkLevel, bandwidth: float = 1.0, latency: float = 1.0) -> dict[str, Any]:
     """Return the measured steps of a level with changed times, by the name of their field."""
-
-    def series_of(point: StepPoint) -> tuple[object, ...]:
-        return (point.kind, point.above_ranks, point.n_rings)
-
     return {
-        name: replace(steps, points=_changed_series(steps.points, series_of, bandwidth, latency))
+        name: replace(steps, points=_changed_series(steps.points, bandwidth, latency))
         for name, steps in link.measured_steps.items()
     }
 
 
 def _changed_series(
-    points: Sequence[TimedMessage],
-    series_of: Callable[[TimedMessage], tuple[object, ...]],
-    bandwidth: float,
-    latency: float,
+    points: Sequence[TimedMessage], bandwidth: float, latency: float
 ) -> tuple[TimedMessage, ...]:
     """Return points whose latency is divided by `latency`, and the rest of the time by `bandwidth`.
 
@@ -284,20 +277,15 @@ def _changed_series(
     """
     latency_of: dict[tuple[object, ...], float] = {}
     for point in points:
-        key = series_of(point)
-        latency_of[key] = min(point.seconds, latency_of.get(key, point.seconds))
+        least = latency_of.get(point.series, point.seconds)
+        latency_of[point.series] = min(point.seconds, least)
 
     def changed(point: TimedMessage) -> TimedMessage:
-        latency_seconds = latency_of[series_of(point)]
+        latency_seconds = latency_of[point.series]
         rest_seconds = point.seconds - latency_seconds
         return replace(point, seconds=latency_seconds / latency + rest_seconds / bandwidth)
 
     return tuple(changed(point) for point in points)
-
-
-def _series_of(point: LinkPoint) -> tuple[object, ...]:
-    """Return a key that is equal for points which differ only in their bytes."""
-    return (point.kind, point.stride, point.size, point.n_rings, point.everywhere)
 
 
 def _outermost_level(machine: Machine, span: int) -> int:

@@ -13,9 +13,11 @@ import numpy as np
 
 from axonn_tune.cost.placements import placement_links
 from axonn_tune.cost.prices import CollectivePrices, KernelPrices, issued_seconds, lanes
+from axonn_tune.simulate.durations import N_KINDS, kind_of
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.orders import FORWARD
-from axonn_tune.simulate.pipeline import N_KINDS, PlayedPass, kind_of, passes
+from axonn_tune.simulate.pipeline import PlayedPass, passes
+from axonn_tune.simulate.pipeline_schedule import PipelineShape
 from axonn_tune.simulate.program import AxisLanes, group_of
 from axonn_tune.simulate.timeline import Event, Sum, summed, timeline
 from axonn_tune.spec.candidates import CandidateTable
@@ -334,7 +336,6 @@ class Player:
         transfer = self.seconds_of(pipeline.transfer)
         sends_beside = number(pipeline.sends_beside, self.row)
         held, beside = (0.0, transfer) if sends_beside else (transfer, 0.0)
-        shape = (self.n_stages, self._n_virtual, n_micro)
-        places = pipeline.schedule, pipeline.places
+        shape = PipelineShape(self.n_stages, self._n_virtual, pipeline.schedule, pipeline.places)
         handover = pipeline.handover_seconds
-        return passes(*shape, seconds[0], held, *places, beside, seconds[1], handover), parts
+        return passes(shape, n_micro, seconds[0], held, beside, seconds[1], handover), parts

@@ -18,7 +18,8 @@ from functools import cached_property
 
 from axonn_tune.errors import InputError
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, Pass
-from axonn_tune.simulate.pipeline import PlayedPass, source_of
+from axonn_tune.simulate.pipeline import PlayedPass
+from axonn_tune.simulate.pipeline_schedule import source_of
 from axonn_tune.spec.plan import Collective, Phase, Pipeline, number
 from axonn_tune.spec.schedule import ONE_F_ONE_B
 from axonn_tune.step.graph import Graph, Message, Node

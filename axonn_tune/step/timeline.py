@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT
-from axonn_tune.simulate.pipeline import PlayedPass, source_of
+from axonn_tune.simulate.pipeline import PlayedPass
+from axonn_tune.simulate.pipeline_schedule import source_of
 from axonn_tune.simulate.timeline import Event
 from axonn_tune.spec.measurement import Operation as MeasuredOperation
 from axonn_tune.spec.plan import (

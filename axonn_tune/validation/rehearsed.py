@@ -100,7 +100,7 @@ class MemoryLine:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RehearsedStep:
     """A rehearsed step against its prediction.
 
     prediction
@@ -139,8 +139,8 @@ class Comparison:
         return self.planned_peak_bytes / self.rehearsal.peak_bytes - 1.0
 
 
-def compare(prediction: Prediction, rehearsal: Rehearsal, n_microsteps: int) -> Comparison:
-    """Hold a rehearsed step against its prediction; see `Comparison`."""
+def compare(prediction: Prediction, rehearsal: Rehearsal, n_microsteps: int) -> RehearsedStep:
+    """Hold a rehearsed step against its prediction; see `RehearsedStep`."""
     table = candidate_table(prediction.scenario, prediction.configuration)
     plan = prediction.scenario.plan(table)
     planned: dict[Subject, int] = defaultdict(int)
@@ -154,7 +154,7 @@ def compare(prediction: Prediction, rehearsal: Rehearsal, n_microsteps: int) -> 
             planned[subject] += round(count * n_calls)
             names[subject][operation.name] = None
     done = _rehearsed(rehearsal, groups, planned)
-    return Comparison(
+    return RehearsedStep(
         prediction,
         rehearsal,
         n_microsteps,

@@ -57,6 +57,10 @@ def test_the_document_of_a_run_is_a_log(capsys, tmp_path):
         ((LOGS / "nemo.log",), "nemo.log does not say its model; give --model"),
         ((LOGS / "megatron.log", "--warm-up", "10"), "times 10 steps, of which the first 10"),
         ((LOGS / "megatron.log", "--column", "gpus"), "--column gpus: write NAME=COLUMN"),
+        (
+            ("sweep.csv", "--column", "step_seconds=time", "--column", "step_seconds = time_ms"),
+            "--column step_seconds = time_ms: step_seconds has a column already; allowed: one",
+        ),
         ((LOGS / "megatron.log", "--log-format", "csv"), "no column of step times"),
         (("/dev/null",), "/dev/null is a device"),
         (("missing.log",), "missing.log cannot be read"),

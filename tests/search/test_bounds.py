@@ -10,8 +10,8 @@ from worlds import machine_of, quantity
 from axonn_tune.errors import NoCandidateError
 from axonn_tune.search.bounds import contender_times, every_time
 from axonn_tune.search.rank import _first_of_each
+from axonn_tune.simulate.durations import N_KINDS
 from axonn_tune.simulate.passes import Passes
-from axonn_tune.simulate.pipeline import N_KINDS
 from axonn_tune.simulate.step import PlayedStep
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.layout import ORDERS

@@ -6,17 +6,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pipelines import whole_seconds
 
+from axonn_tune.simulate.durations import FIRST, LAST, MIDDLE, N_KINDS, kind_of
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, rank_order
-from axonn_tune.simulate.pipeline import (
-    FIRST,
-    LAST,
-    MIDDLE,
-    N_KINDS,
-    kind_of,
-    least_pipeline_seconds,
-    passes,
-    pipeline_seconds,
-)
+from axonn_tune.simulate.pipeline import passes, pipeline_seconds
+from axonn_tune.simulate.pipeline_bound import least_pipeline_seconds
+from axonn_tune.simulate.pipeline_schedule import PipelineShape
 
 
 def durations(forward, backward):
@@ -34,7 +28,7 @@ def test_the_bubble_is_that_of_the_paper(n_stages, n_virtual, rounds):
     """(p - 1) / v passes of a whole rank (Narayanan et al., SC21, section 2.2)."""
     n_micro = rounds * n_stages
     seconds = durations(1.0, 2.0)
-    got = pipeline_seconds(n_stages, n_virtual, n_micro, seconds, np.zeros(1))[0]
+    got = pipeline_seconds(PipelineShape(n_stages, n_virtual), n_micro, seconds, np.zeros(1))[0]
     assert got == pytest.approx(3.0 * (n_micro * n_virtual + n_stages - 1), rel=1e-12)
 
 
@@ -125,7 +119,8 @@ def test_all_candidates_at_once_are_played_as_one_would_plainly(
     beside *= v > 1
     column = np.array(seconds)[:, None]
     transfers = np.array([transfer])
-    got = pipeline_seconds(p, v, n_micro, column, transfers, beside_seconds=np.array([beside]))[0]
+    shape, further = PipelineShape(p, v), np.array([beside])
+    got = pipeline_seconds(shape, n_micro, column, transfers, beside_seconds=further)[0]
     assert got == pytest.approx(plainly(p, v, n_micro, seconds, transfer, beside), rel=1e-9)
 
 
@@ -133,9 +128,10 @@ def test_all_candidates_at_once_are_played_as_one_would_plainly(
 def test_transfers_beside_the_passes_cost_next_to_nothing(p, v, rounds):
     """What is sent beside the passes costs its time in the warm-up and the drain alone."""
     seconds, none, some = durations(1.0, 2.0), np.zeros(1), np.full(1, 0.2)
-    free = pipeline_seconds(p, v, rounds * p, seconds, none)[0]
-    beside = pipeline_seconds(p, v, rounds * p, seconds, none, beside_seconds=some)[0]
-    held = pipeline_seconds(p, v, rounds * p, seconds, some)[0]
+    shape = PipelineShape(p, v)
+    free = pipeline_seconds(shape, rounds * p, seconds, none)[0]
+    beside = pipeline_seconds(shape, rounds * p, seconds, none, beside_seconds=some)[0]
+    held = pipeline_seconds(shape, rounds * p, seconds, some)[0]
     n_alone = 2 * (p - 1) + (v - 1) * p
     assert free < beside <= free + 2 * n_alone * 0.2 + 1e-9
     assert held == pytest.approx(free * (3.4 / 3.0))
@@ -155,8 +151,9 @@ def test_no_pipeline_is_faster_than_its_bound(p, v, rounds, seconds, transfer, b
     column, transfers = np.array(seconds)[:, None], np.array([transfer])
     least = least_pipeline_seconds(p, v, rounds * p, column, transfers)[0]
     further = np.array([beside * (v > 1)])
-    shape = (p, v, rounds * p, column, transfers)
-    assert least <= pipeline_seconds(*shape, beside_seconds=further)[0] * (1 + 1e-12)
+    shape = PipelineShape(p, v)
+    got = pipeline_seconds(shape, rounds * p, column, transfers, beside_seconds=further)[0]
+    assert least <= got * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("p", [2, 4])
@@ -164,14 +161,16 @@ def test_no_pipeline_is_faster_than_its_bound(p, v, rounds, seconds, transfer, b
 def test_the_bound_of_equal_stages_is_the_time_itself(p, v):
     seconds, none = durations(1.0, 2.0), np.zeros(1)
     least = least_pipeline_seconds(p, v, 8 * p, seconds, none)
-    assert least == pytest.approx(pipeline_seconds(p, v, 8 * p, seconds, none), rel=1e-12)
+    got = pipeline_seconds(PipelineShape(p, v), 8 * p, seconds, none)
+    assert least == pytest.approx(got, rel=1e-12)
 
 
 @pytest.mark.parametrize(("p", "v", "m"), [(2, 2, 4), (4, 3, 12), (4, 2, 4), (8, 2, 48)])
 def test_passes_beside_which_none_can_run_take_their_own_time(p, v, m):
     """Before its passes alternate, rank r runs 2 (p - r - 1) + (v - 1) p forward passes."""
     usual, alone = durations(1.0, 2.0), durations(1.5, 2.25)
-    played = passes(p, v, m, usual[:, 0], 0.0, alone=alone[:, 0])
+    shape = PipelineShape(p, v)
+    played = passes(shape, m, usual[:, 0], 0.0, alone=alone[:, 0])
     for rank in range(p):
         of_rank = [each for each in played if each.rank == rank]
         n_warmup = min(2 * (p - rank - 1) + (v - 1) * p, m * v)
@@ -182,16 +181,18 @@ def test_passes_beside_which_none_can_run_take_their_own_time(p, v, m):
             of_kind = (alone if each.is_alone else usual)[each.kind, 0]
             assert each.end_seconds - each.start_seconds == pytest.approx(of_kind, rel=1e-9)
     end = max(each.end_seconds for each in played)
-    got = pipeline_seconds(p, v, m, usual, np.zeros(1), alone=alone)[0]
+    got = pipeline_seconds(shape, m, usual, np.zeros(1), alone=alone)[0]
     assert got == pytest.approx(end, rel=1e-12)
 
 
 @pytest.mark.parametrize("m", [3, 8])
 def test_without_virtual_stages_no_pass_is_said_to_run_alone(m):
     usual, alone = durations(1.0, 2.0), durations(9.0, 9.0)
-    assert not any(each.is_alone for each in passes(4, 1, m, usual[:, 0], 0.0, alone=alone[:, 0]))
-    shape = (4, 1, m, usual, np.zeros(1))
-    assert pipeline_seconds(*shape, alone=alone) == pipeline_seconds(*shape)
+    shape = PipelineShape(4)
+    played = passes(shape, m, usual[:, 0], 0.0, alone=alone[:, 0])
+    assert not any(each.is_alone for each in played)
+    arguments = shape, m, usual, np.zeros(1)
+    assert pipeline_seconds(*arguments, alone=alone) == pipeline_seconds(*arguments)
 
 
 @pytest.mark.parametrize(("p", "v", "m"), [(4, 1, 100), (4, 2, 100), (16, 1, 500), (8, 2, 304)])
@@ -201,6 +202,7 @@ def test_long_schedules_are_extrapolated_exactly(p, v, m, spread):
     seconds = random.uniform(*spread, (N_KINDS, 100))
     transfer = random.uniform(0.0, 0.3, 100)
     for beside in (np.zeros(100), (v > 1) * random.uniform(0.0, 2.0, 100)):
-        whole = whole_seconds(p, v, m, seconds, transfer, beside=beside)
-        got = pipeline_seconds(p, v, m, seconds, transfer, beside_seconds=beside)
+        shape = PipelineShape(p, v)
+        whole = whole_seconds(shape, m, seconds, transfer, beside)
+        got = pipeline_seconds(shape, m, seconds, transfer, beside_seconds=beside)
         np.testing.assert_allclose(got, whole, rtol=1e-12)

@@ -13,7 +13,9 @@ from axonn_tune.api.searching import build_search
 from axonn_tune.report.trace import trace_document
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.simulate.pipeline import N_KINDS, passes, pipeline_seconds, source_of
+from axonn_tune.simulate.durations import N_KINDS
+from axonn_tune.simulate.pipeline import passes, pipeline_seconds
+from axonn_tune.simulate.pipeline_schedule import PipelineShape, source_of
 from axonn_tune.spec.measurement import Operation
 from axonn_tune.step.explain import explain_played
 from axonn_tune.step.player import Player, players_of
@@ -191,11 +193,12 @@ def test_passes_of_a_pipeline_end_when_the_pipeline_does():
     for n_stages, n_virtual, n_micro in ((2, 1, 5), (4, 1, 8), (4, 2, 8), (8, 1, 3)):
         seconds = random.uniform(1.0, 2.0, N_KINDS)
         beside = 0.7 if n_virtual > 1 else 0.0
-        every = passes(n_stages, n_virtual, n_micro, seconds, 0.1, beside_seconds=beside)
+        shape = PipelineShape(n_stages, n_virtual)
+        every = passes(shape, n_micro, seconds, 0.1, beside_seconds=beside)
         end = max(each.end_seconds for each in every)
         column, transfer = seconds[:, None], np.array([0.1])
         whole = pipeline_seconds(
-            n_stages, n_virtual, n_micro, column, transfer, beside_seconds=np.array([beside])
+            shape, n_micro, column, transfer, beside_seconds=np.array([beside])
         )
         assert end == pytest.approx(float(whole[0]))
         assert any(each.is_sent_beside for each in every) == (beside > 0)

@@ -105,11 +105,11 @@ def with_link_points(machine: Machine, points: Sequence[LinkPoint]) -> Machine:
     """
     sizes: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for point in points:
-        sizes[_group(point)].append(point.nbytes)
+        sizes[point.series].append(point.nbytes)
     kept = [
         point
         for point in machine.link_points
-        if (new := sizes.get(_group(point))) is None or not min(new) <= point.nbytes <= max(new)
+        if (new := sizes.get(point.series)) is None or not min(new) <= point.nbytes <= max(new)
     ]
     all_points = (*kept, *points)
     shapes = level_shapes(machine.links)
@@ -159,11 +159,6 @@ def with_gemm_points(machine: Machine, points: Sequence[GemmPoint]) -> Machine:
     new_keys = {(p.m, p.n, p.k, p.mode, p.dtype) for p in points}
     kept = [p for p in machine.gemm.points if (p.m, p.n, p.k, p.mode, p.dtype) not in new_keys]
     return replace(machine, gemm=replace(machine.gemm, points=(*kept, *points)))
-
-
-def _group(point: LinkPoint) -> tuple[object, ...]:
-    """Return what points share that were measured in the same way, but for the size of messages."""
-    return (point.kind, point.stride, point.size, point.n_rings, point.everywhere)
 
 
 def _unfitted(cluster: MeasuredCluster, known: Machine | None) -> Machine:

@@ -217,7 +217,7 @@ def _fitted_lines(
 ) -> list[_FittedLine]:
     groups: dict[tuple[str, int, int, int, bool], list[LinkPoint]] = defaultdict(list)
     for p in points:
-        groups[p.kind, p.stride, p.size, p.n_rings, p.everywhere].append(p)
+        groups[p.series].append(p)
     lines = []
     for (kind, stride, size, n_rings, everywhere), members in groups.items():
         if len({p.nbytes for p in members}) < 2:

@@ -24,7 +24,7 @@ def thinned_collectives(
     """
     curves: dict[tuple[object, ...], list[LinkPoint]] = defaultdict(list)
     for p in points:
-        curves[p.kind, p.stride, p.size, p.n_rings, p.everywhere].append(p)
+        curves[p.series].append(p)
     kept: list[LinkPoint] = []
     for curve in curves.values():
         curve.sort(key=lambda p: p.nbytes)

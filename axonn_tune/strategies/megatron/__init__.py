@@ -1,1 +1,1 @@
-"""Megatron-LM: its rules and plan, its messages, what its stages hold, and Muon."""
+"""Megatron-LM: its rules and plan, its messages, its stages, its allocator, and Muon."""

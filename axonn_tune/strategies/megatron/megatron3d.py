@@ -40,6 +40,7 @@ from axonn_tune.strategies.context import broken_context_rules, context_axes, co
 from axonn_tune.strategies.experts import stored_experts
 from axonn_tune.strategies.megatron.communication import MegatronCommunication
 from axonn_tune.strategies.megatron.muon import broken_muon_rules, owned_matrices
+from axonn_tune.strategies.megatron.segments import Segments
 from axonn_tune.strategies.megatron.stage import (
     elements_of_kinds,
     held_by_blocks,
@@ -62,7 +63,6 @@ from axonn_tune.strategies.pipeline import (
     memory_of_stages,
     neediest,
 )
-from axonn_tune.strategies.segments import Segments
 from axonn_tune.strategies.sequence_parallel import broken_tensor_rules
 from axonn_tune.strategies.shapes import FP32_BYTES, Shapes
 from axonn_tune.strategies.step_plan import plan_key, step_plan
