@@ -8,9 +8,10 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from build import can_run, collectives, layout_of, number, operations, plan_of
+from build import can_run, collectives, layout_of, number, operations, plan_of, table_of
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -404,11 +405,23 @@ def test_without_stages_nothing_sleeps():
     assert asleep == awake
 
 
-@pytest.mark.parametrize("engine", [ENGINE, SLEEPING])
-def test_hosts_that_sleep_know_one_schedule(engine):
+@pytest.mark.parametrize(
+    ("engine", "options", "reason"),
+    [
+        (SLEEPING, {"schedule": "zb-h1"}, "stages of nanotron of December 2024 run in the order"),
+        (SLEEPING, {"n_virtual": (2,)}, "nanotron of December 2024 has no virtual stages"),
+        (ENGINE, {"n_virtual": (2,)}, "nanotron has no virtual stages"),
+        (ENGINE, {"schedule": "zb-h1"}, ""),
+        (SLEEPING, {"n_virtual": (1, 2)}, ""),
+    ],
+)
+def test_what_its_stages_cannot_do_is_named(engine, options, reason):
+    """Layouts without stages break none of these rules."""
     model = llama(n_layers=8, hidden_size=256, n_heads=8, vocab_size=512, seq_len=64)
-    one, other = (
-        can_run(replace(megatron_of(engine), schedule=schedule), model, Job(4, 16, 64), pipeline=4)
-        for schedule in ("1f1b", "zb-h1")
-    )
-    assert (one, other) == (True, engine is ENGINE)
+    strategy = replace(megatron_of(engine), **options)
+    for pipeline in (1, 4):
+        placements = table_of(strategy, data=4 // pipeline, pipeline=pipeline).placements
+        rejected = strategy.rejections(model, Job(4, 16, 64), placements)
+        broken = [name for name, breaks in rejected.items() if np.any(breaks)]
+        assert len(broken) == (bool(reason) and pipeline > 1)
+        assert all(name.startswith(reason) for name in broken)
