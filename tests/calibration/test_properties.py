@@ -161,6 +161,14 @@ def test_all_reduces_over_two_nodes_tell_the_network_on_rings_and_on_trees(name)
     (level,) = fitted_levels([LevelShape(network.name, 8)], points, machine.ranks_per_node)
     stated = network.bandwidth_bytes_per_s.value
     assert level.bandwidth_bytes_per_s.value == pytest.approx(stated, rel=0.1)
+    assert (level.tree_limits is None) == (name == "a100-400g")
+    fitted = replace(machine, links=(machine.links[0], level))
+    for stride, size in ((1, 16), (2, 8), (4, 4), (1, 32), (2, 16)):
+        got, true = (
+            float(group_seconds(each, "all_reduce", stride, size, 2**29)[0])
+            for each in (fitted, machine)
+        )
+        assert got == pytest.approx(true, rel=0.16)
 
 
 @pytest.mark.parametrize(
