@@ -171,6 +171,21 @@ def test_what_a_runs_own_time_tells_of_its_software_is_neither_known_nor_predict
     assert f"of all runs would be {mean_percent([other for _, other in both]):.1f} %" in note
 
 
+def test_the_first_pages_say_what_is_assumed_of_slow_runs(rows, timed):
+    n_assumed = sum(each.run.assumed != () and not each.run.is_set_apart for each in timed)
+    n_waited = sum(waited(rows))
+    n_slept = sum(each.run.is_set_apart for each in timed) - n_waited
+    errors = [abs(each.predicted_seconds / each.measured_seconds - 1.0) for each in timed]
+    said = (
+        f"and {100 * np.mean(errors):.0f} % for all {len(rows)}, of which {n_assumed} are assumed"
+    )
+    readme = words_of_page("../README.md")
+    assert said in readme and f"and {n_waited} are given a wait" in readme
+    strategies = words_of_page("strategies.md")
+    assert f"{n_slept} seem to have slept over messages, and {n_waited} to have" in strategies
+    assert f"The {n_assumed} with stages on 64 nodes" in strategies
+
+
 def test_the_sleep_that_is_in_the_code_explains_the_runs_that_slept(rows, timed):
     """The times of the host are fitted to steps of which 29 are among them; the sleep is not."""
     asleep = [each.run for has, each in zip(slept(rows), timed, strict=True) if has]
