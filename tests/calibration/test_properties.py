@@ -196,6 +196,16 @@ def test_a_level_that_nothing_crosses_is_named():
         )
 
 
+def test_a_profile_keeps_the_limits_of_its_trees():
+    """The library expects them, whatever a network is measured to send."""
+    machine = load_machine("dgx-a100")
+    before = machine.links[1]
+    points = [LinkPoint("all_gather", 1, 16, 1, True, n, 1e-4 + n / 100e9) for n in SIZES]
+    after = with_link_points(machine, points).links[1]
+    assert after.bandwidth_bytes_per_s != before.bandwidth_bytes_per_s
+    assert after.tree_limits == before.tree_limits is not None
+
+
 def test_a_kind_that_was_not_measured_keeps_what_the_profile_said():
     machine = machine_of(units=(1, 4), bandwidths=(300e9, 80e9), latencies=(3e-6, 1e-5))
     before = replace(

@@ -27,6 +27,7 @@ from axonn_tune.spec.rehearsal import OtherKernel
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
 from axonn_tune.strategies.megatron.megatron3d import megatron_of
+from axonn_tune.strategies.pipeline import layers_of_stage
 
 ENGINE = load_engine("nanotron")
 SLEEPING = load_engine("nanotron-2024-12")
@@ -364,6 +365,23 @@ def test_a_step_is_that_of_the_same_stages_by_name():
         for strategy in (balanced, replace(balanced, **by_name))
     ]
     assert seconds[0] == pytest.approx(seconds[1], rel=1e-12)
+
+
+@pytest.mark.parametrize(("engine", "n_layers"), [(ENGINE, [10, 6]), (SLEEPING, [11, 5])])
+def test_a_stage_that_has_its_share_takes_one_more_layer_where_it_may_exceed_it(engine, n_layers):
+    """The head's product is worth four of 16 layers, so that the share of two stages is ten."""
+    model = llama(
+        n_layers=16,
+        hidden_size=2048,
+        n_heads=32,
+        ffn_hidden_size=8192,
+        vocab_size=131072,
+        seq_len=4096,
+    )
+    strategy = megatron_of(engine, (1,))
+    table = table_of(strategy, pipeline=2)
+    shapes = strategy.shapes(model, Job(2, 16, 64), table)
+    assert [len(layers_of_stage(shapes, stage, table)) for stage in (0, 1)] == n_layers
 
 
 def test_balanced_stages_are_cut_into_no_virtual_ones():
