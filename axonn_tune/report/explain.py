@@ -106,7 +106,18 @@ def _remark_lines(explanation: Explanation) -> list[str]:
             f"{format_seconds(own, 3)} for a micro-batch; the busiest stage takes "
             f"{format_seconds(busiest, 3)} and sets the pace"
         )
-    return [*lines, *_causal_lines(p), *_peak_lines(p), *mfu_remarks([p])]
+    return [*lines, *_sleep_lines(p), *_causal_lines(p), *_peak_lines(p), *mfu_remarks([p])]
+
+
+def _sleep_lines(p: Prediction) -> list[str]:
+    """Return a line on the sleep of stages over their messages, which counts in the bubble."""
+    handover_seconds = p.scenario.strategy.engine.megatron.handover_seconds
+    if p.layout.n_stages == 1 or not any(handover_seconds):
+        return []
+    return [
+        "the bubble includes the sleep of hosts over messages: two neighbouring stages stand still "
+        f"for {sum(handover_seconds):.3g} s with each micro-batch"
+    ]
 
 
 def _peak_lines(p: Prediction) -> list[str]:

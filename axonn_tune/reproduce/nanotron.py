@@ -40,10 +40,12 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     with 32 tensor ranks are assumed to be of one that sleeps, as all but two of them seem to be.
     Other runs that slept between their stages are set apart, and their hosts wait for each message,
     as in that revision. So are runs without stages whose hosts waited in each collective as hosts
-    of stages do. Only rank 0, which is in the first stage, wrote down
-    its memory (nanotron 67c5ebb6, helpers.py, write_to_csv): what its allocator has reserved at the
-    end of the third step (trainer.py, train_step_logs). What it has allocated would not depend on
-    the micro-batch, since each step resets the peak after its passes (logging.py, log_memory).
+    of stages do. Their own time chose that wait, so that it counts as fitted to them.
+
+    Only rank 0, which is in the first stage, wrote down its memory (nanotron 67c5ebb6, helpers.py,
+    write_to_csv): what its allocator has reserved at the end of the third step (trainer.py,
+    train_step_logs). What it has allocated would not depend on the micro-batch, since each step
+    resets the peak after its passes (logging.py, log_memory).
     """
     engine = loaders.engine("nanotron")
     sleeping = loaders.engine(_SLEEPING_REVISION)
@@ -57,7 +59,7 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         subject = f"{row['model']}, {layout}, micro-batch {row['micro_batch']}"
         is_scattering = _is_scattering(row)
         nodes = "64 nodes" if is_scattering else "up to 16 nodes"
-        is_fitted = row["model"] == "1B" and not is_scattering
+        is_fitted = (row["model"] == "1B" and not is_scattering) or has_waited
         published = {
             "step_seconds": float(row["step_seconds"]),
             "first_stage_gib": float(row["memory_gib"]),
@@ -68,7 +70,7 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         run = (fitting if is_fitted else paper).run(
             f"{row['model']}, {nodes}", subject, search, published
         )
-        assumed = ("software",) if sleeps else ()
+        assumed = ("software",) if sleeps or has_slept or has_waited else ()
         is_set_apart = (has_slept and not sleeps) or has_waited
         yield replace(run, assumed=assumed, is_set_apart=is_set_apart)
 

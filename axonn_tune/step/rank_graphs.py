@@ -73,6 +73,11 @@ class StepGraphs:
             raise InputError(
                 f"schedule is '{pipeline.schedule}'; allowed for graphs of ranks: {ONE_F_ONE_B}"
             )
+        if any(pipeline.handover_seconds):
+            raise InputError(
+                f"engine is '{self.prediction.scenario.strategy.engine.name}', whose stages sleep "
+                "over their messages; allowed for graphs of ranks: engines whose stages do not"
+            )
         return _Passes(self._player, pipeline, self.n_microsteps)
 
 

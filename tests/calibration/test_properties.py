@@ -161,6 +161,14 @@ def test_all_reduces_over_two_nodes_tell_the_network_on_rings_and_on_trees(name)
     (level,) = fitted_levels([LevelShape(network.name, 8)], points, machine.ranks_per_node)
     stated = network.bandwidth_bytes_per_s.value
     assert level.bandwidth_bytes_per_s.value == pytest.approx(stated, rel=0.1)
+    assert (level.tree_limits is None) == (name == "a100-400g")
+    fitted = replace(machine, links=(machine.links[0], level))
+    for stride, size in ((1, 16), (2, 8), (4, 4), (1, 32), (2, 16)):
+        got, true = (
+            float(group_seconds(each, "all_reduce", stride, size, 2**29)[0])
+            for each in (fitted, machine)
+        )
+        assert got == pytest.approx(true, rel=0.16)
 
 
 @pytest.mark.parametrize(
@@ -186,6 +194,16 @@ def test_a_level_that_nothing_crosses_is_named():
         fitted_levels(
             [LevelShape("intra-node", 1), LevelShape("inter-node", 2)], points, ranks_per_node=2
         )
+
+
+def test_a_profile_keeps_the_limits_of_its_trees():
+    """The library expects them, whatever a network is measured to send."""
+    machine = load_machine("dgx-a100")
+    before = machine.links[1]
+    points = [LinkPoint("all_gather", 1, 16, 1, True, n, 1e-4 + n / 100e9) for n in SIZES]
+    after = with_link_points(machine, points).links[1]
+    assert after.bandwidth_bytes_per_s != before.bandwidth_bytes_per_s
+    assert after.tree_limits == before.tree_limits is not None
 
 
 def test_a_kind_that_was_not_measured_keeps_what_the_profile_said():

@@ -15,6 +15,7 @@ from axonn_tune.cost.collectives import (
     tree_passes,
     tree_share,
 )
+from axonn_tune.cost.links import axis_links
 from axonn_tune.cost.prices import group_seconds
 from axonn_tune.io.presets import load_machine
 from axonn_tune.spec.links import TreeLimits
@@ -287,6 +288,8 @@ def test_trees_take_no_less_than_the_library_expects_of_them(stride, size, limit
     nbytes = 2.0**18
     n_nodes = size * stride // 4
     hops = 2e-3 * np.log2(n_nodes)
+    links = axis_links(bound, np.array([stride]), np.array([size])).kinds["all_reduce"]
+    assert links.least_tree_s_per_byte == pytest.approx(2.0 / limit)
     got = float(group_seconds(bound, "all_reduce", stride, size, nbytes)[0])
     expected = hops + 2.0 * nbytes / limit * 0.92 / tree_share(nbytes)
     ring = 2e-3 * (n_nodes - 1)

@@ -8,9 +8,10 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from build import can_run, collectives, layout_of, number, operations, plan_of
+from build import can_run, collectives, layout_of, number, operations, plan_of, table_of
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -26,6 +27,7 @@ from axonn_tune.spec.rehearsal import OtherKernel
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict
 from axonn_tune.strategies.megatron.megatron3d import megatron_of
+from axonn_tune.strategies.pipeline import layers_of_stage
 
 ENGINE = load_engine("nanotron")
 SLEEPING = load_engine("nanotron-2024-12")
@@ -365,6 +367,23 @@ def test_a_step_is_that_of_the_same_stages_by_name():
     assert seconds[0] == pytest.approx(seconds[1], rel=1e-12)
 
 
+@pytest.mark.parametrize(("engine", "n_layers"), [(ENGINE, [10, 6]), (SLEEPING, [11, 5])])
+def test_a_stage_that_has_its_share_takes_one_more_layer_where_it_may_exceed_it(engine, n_layers):
+    """The head's product is worth four of 16 layers, so that the share of two stages is ten."""
+    model = llama(
+        n_layers=16,
+        hidden_size=2048,
+        n_heads=32,
+        ffn_hidden_size=8192,
+        vocab_size=131072,
+        seq_len=4096,
+    )
+    strategy = megatron_of(engine, (1,))
+    table = table_of(strategy, pipeline=2)
+    shapes = strategy.shapes(model, Job(2, 16, 64), table)
+    assert [len(layers_of_stage(shapes, stage, table)) for stage in (0, 1)] == n_layers
+
+
 def test_balanced_stages_are_cut_into_no_virtual_ones():
     model = llama(n_layers=8, hidden_size=256, n_heads=8, vocab_size=512, seq_len=64)
     one, two = (
@@ -404,11 +423,23 @@ def test_without_stages_nothing_sleeps():
     assert asleep == awake
 
 
-@pytest.mark.parametrize("engine", [ENGINE, SLEEPING])
-def test_hosts_that_sleep_know_one_schedule(engine):
+@pytest.mark.parametrize(
+    ("engine", "options", "reason"),
+    [
+        (SLEEPING, {"schedule": "zb-h1"}, "stages of nanotron of December 2024 run in the order"),
+        (SLEEPING, {"n_virtual": (2,)}, "nanotron of December 2024 has no virtual stages"),
+        (ENGINE, {"n_virtual": (2,)}, "nanotron has no virtual stages"),
+        (ENGINE, {"schedule": "zb-h1"}, ""),
+        (SLEEPING, {"n_virtual": (1, 2)}, ""),
+    ],
+)
+def test_what_its_stages_cannot_do_is_named(engine, options, reason):
+    """Layouts without stages break none of these rules."""
     model = llama(n_layers=8, hidden_size=256, n_heads=8, vocab_size=512, seq_len=64)
-    one, other = (
-        can_run(replace(megatron_of(engine), schedule=schedule), model, Job(4, 16, 64), pipeline=4)
-        for schedule in ("1f1b", "zb-h1")
-    )
-    assert (one, other) == (True, engine is ENGINE)
+    strategy = replace(megatron_of(engine), **options)
+    for pipeline in (1, 4):
+        placements = table_of(strategy, data=4 // pipeline, pipeline=pipeline).placements
+        rejected = strategy.rejections(model, Job(4, 16, 64), placements)
+        broken = [name for name, breaks in rejected.items() if np.any(breaks)]
+        assert len(broken) == (bool(reason) and pipeline > 1)
+        assert all(name.startswith(reason) for name in broken)

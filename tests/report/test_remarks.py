@@ -52,6 +52,20 @@ def test_a_step_that_waits_for_its_host_says_so():
     assert "waits for the host" not in text
 
 
+def test_a_bubble_in_which_hosts_sleep_says_so():
+    """A seventh of this bubble would be left without the sleep."""
+    said = "the bubble includes the sleep of hosts over messages"
+    for engine, layout, sleeps in (
+        ("nanotron-2024-12", "tensor=2,data=8,pipeline=4", True),
+        ("nanotron-2024-12", "tensor=2,data=32", False),
+        ("nanotron", "tensor=2,data=8,pipeline=4", False),
+    ):
+        explanation, text = explained("llama3-8b", 64, layout, engine=engine, global_batch=256)
+        assert (said in text) is sleeps
+        assert (explanation.prediction.bubble_seconds > 10.0) is sleeps
+        assert ("stand still for 0.6 s with each micro-batch" in text) is sleeps
+
+
 def test_the_busiest_stage_is_told_of_where_the_last_one_has_less():
     options = {"global_batch": 64, "virtual_stages": 1, "stage_layout": "Et*10|t*10|t*10|ttL"}
     explanation, text = explained("llama3-8b", 4, "pipeline=4", **options | {"recompute": "full"})

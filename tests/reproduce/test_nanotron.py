@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from reproduced import LOADERS, words_of_page
 
-from axonn_tune.io.package_data import load_published
+from axonn_tune.io.package_data import load_published, note_on_validation
 from axonn_tune.reproduce.comparison import grouped
 from axonn_tune.reproduce.nanotron import nanotron, slept, waited
 from axonn_tune.reproduce.results import relative_error
@@ -143,6 +143,47 @@ def test_only_stages_on_64_nodes_or_of_32_tensor_ranks_are_assumed_to_sleep(othe
     assert run.search.scenario.strategy.engine.name == engine
     assert run.assumed == (("software",) if engine == "nanotron-2024-12" else ())
     assert not run.is_set_apart
+
+
+def test_what_a_runs_own_time_tells_of_its_software_is_neither_known_nor_predicted(rows, timed):
+    """No record counts runs whose hosts waited; the page says what this wait does for them."""
+    has_waited = waited(rows)
+    for each, has_slept, waits in zip(timed, slept(rows), has_waited, strict=True):
+        is_told = has_slept or waits or each.run.search.scenario.strategy.engine.name != "nanotron"
+        assert each.run.assumed == (("software",) if is_told else ())
+        assert each.run.is_fitted or not waits
+    runs = [
+        run_by("nanotron", each.run) for each, has in zip(timed, has_waited, strict=True) if has
+    ]
+    plain = iter(time_runs(runs))
+    both = [
+        (each, next(plain) if waits else each)
+        for each, waits in zip(timed, has_waited, strict=True)
+    ]
+
+    def mean_percent(of_runs):
+        return 100.0 * np.mean([abs(t.predicted_seconds / t.measured_seconds - 1) for t in of_runs])
+
+    waiting = [pair for pair, waits in zip(both, has_waited, strict=True) if waits]
+    with_it, without = (mean_percent(of_runs) for of_runs in zip(*waiting, strict=True))
+    note = " ".join(note_on_validation("nanotron").split())
+    assert f"With it their mean error is {with_it:.0f} %; without it {without:.0f} %" in note
+    assert f"of all runs would be {mean_percent([other for _, other in both]):.1f} %" in note
+
+
+def test_the_first_pages_say_what_is_assumed_of_slow_runs(rows, timed):
+    n_assumed = sum(each.run.assumed != () and not each.run.is_set_apart for each in timed)
+    n_waited = sum(waited(rows))
+    n_slept = sum(each.run.is_set_apart for each in timed) - n_waited
+    errors = [abs(each.predicted_seconds / each.measured_seconds - 1.0) for each in timed]
+    said = (
+        f"and {100 * np.mean(errors):.0f} % for all {len(rows)}, of which {n_assumed} are assumed"
+    )
+    readme = words_of_page("../README.md")
+    assert said in readme and f"and {n_waited} are given a wait" in readme
+    strategies = words_of_page("strategies.md")
+    assert f"{n_slept} seem to have slept over messages, and {n_waited} to have" in strategies
+    assert f"The {n_assumed} with stages on 64 nodes" in strategies
 
 
 def test_the_sleep_that_is_in_the_code_explains_the_runs_that_slept(rows, timed):

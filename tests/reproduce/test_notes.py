@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
+from reproduced import words_of_page
 
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_engine, load_machine, load_model
@@ -124,6 +125,9 @@ def test_what_is_said_of_adapters_is_so(steps):
     late = spread(percents(lora, r"v5\.1|v6\.0", *blackwell))
     assert f"Rounds 5.1 and 6.0 on B200 to GB300 are predicted {late} too long" in note
     assert f"MI300X are predicted {spread(percents(on_amd, '', 'mi300x'))} too fast" in note
+    machines = words_of_page("machines.md")
+    assert f"those on MI300X {spread(percents(on_amd, '', 'mi300x'))}." in machines
+    assert f"MI350X are predicted {spread(percents(on_amd, '', 'mi350x'))} too fast" in machines
     assert f"measured, are predicted {spread(percents(on_amd, '', 'mi350x'))} too fast" in note
     assert max(map(abs, percents(on_amd, "", "mi325x"))) < 3.05
 

@@ -6,6 +6,7 @@ import pytest
 from build import LAYOUTS_OF_64
 
 from axonn_tune.api.searching import build_search
+from axonn_tune.errors import InputError
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.spec.plan import Collective
 from axonn_tune.step.rank_graphs import StepGraphs
@@ -97,3 +98,14 @@ def test_a_smaller_graph_is_of_fewer_layers_and_micro_steps():
     graph = small.of_stage(0)
     assert len(graph) < len(whole) / 10
     assert {node.operation.name for node in graph} == {node.operation.name for node in whole}
+
+
+def test_graphs_of_stages_that_sleep_together_are_refused():
+    """No operation of one rank stands for what holds up two; without stages nothing sleeps."""
+    options = {"engine": "nanotron-2024-12", "machine": "aws-p5-2024"}
+    with pytest.raises(InputError, match="'nanotron-2024-12', whose stages sleep over their"):
+        StepGraphs(predicted("megatron", **options)).of_stage(0)
+    alone = best_of_layout(
+        build_search("5b", 64, global_batch=128, strategy="megatron", **options), "tensor=8,data=8"
+    )
+    assert ends(StepGraphs(alone).of_stage(0)) == pytest.approx(alone.step_seconds, rel=1e-9)

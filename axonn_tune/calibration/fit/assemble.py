@@ -149,7 +149,7 @@ def _with_unmeasured(
         kind_fraction=fractions,
         kind_latency_seconds=latencies,
         hop_steps=before.hop_steps,
-        tree_limits=before.tree_limits,
+        tree_limits=before.tree_limits or fitted.tree_limits,
         is_switch=before.is_switch,
     )
 

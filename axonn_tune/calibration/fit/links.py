@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from statistics import median
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,9 +19,15 @@ from axonn_tune.calibration.fit.steps import (
     fitted_ring_steps,
     fitted_tree_steps,
 )
-from axonn_tune.cost.collectives import moved_fraction, rings_worth, tree_passes, tree_share
+from axonn_tune.cost.collectives import (
+    LARGEST_TREE_SHARE,
+    moved_fraction,
+    rings_worth,
+    tree_passes,
+    tree_share,
+)
 from axonn_tune.errors import InputError
-from axonn_tune.spec.links import LinkLevel, RingShare, Steps
+from axonn_tune.spec.links import LinkLevel, RingShare, Steps, TreeLimits
 from axonn_tune.spec.plan import KINDS
 from axonn_tune.spec.points import LinkPoint
 from axonn_tune.spec.quantity import Quantity
@@ -31,7 +38,14 @@ BASE_KINDS = ("all_reduce", *KINDS)
 SAME_BANDWIDTH_FACTOR = 1.2
 # Bytes take at least this share of the time of the largest message: noise hides what is less.
 _LEAST_SHARE_OF_BYTES = 0.01
+_LIMIT_SOURCE = (
+    "all-reduces over two nodes took as long as two gathers, so that trees are no faster"
+)
 _STEPS_SOURCE = "fit of collectives over consecutive ranks, of several numbers of ranks"
+
+
+# Kind, stride, size and number of rings of groups, and whether all of them were timed at once.
+_Group: TypeAlias = tuple[str, int, int, int, bool]
 
 
 @dataclass(frozen=True)
@@ -133,6 +147,9 @@ def fitted_level(
         kind_fraction={kind: _relative(bandwidths[kind], bandwidths[base]) for kind in others},
         kind_latency_seconds={kind: latencies[kind] for kind in others},
         ring_shares=tuple(chain.from_iterable(ring_shares)),
+        tree_limits=_tree_limits(shape.unit_ranks, level_points, bandwidths)
+        if joins_nodes
+        else None,
     )
 
 
@@ -215,22 +232,17 @@ def hops(kind: str, n_units: int) -> float:
 def _fitted_lines(
     unit_ranks: int, outer_unit: int | None, joins_nodes: bool, points: Sequence[LinkPoint]
 ) -> list[_FittedLine]:
-    groups: dict[tuple[str, int, int, int, bool], list[LinkPoint]] = defaultdict(list)
-    for p in points:
-        groups[p.series].append(p)
+    groups = _by_group(points)
     lines = []
-    for (kind, stride, size, n_rings, everywhere), members in groups.items():
+    for group, members in groups.items():
+        kind, stride, size, n_rings, _ = group
         if len({p.nbytes for p in members}) < 2:
             continue
         # Where several ranks of a group share a unit, the hops inside it are short and left out.
         # Over two nodes with several ranks each, an all-reduce runs on trees if it is the faster.
-        n_units = size if stride >= unit_ranks else stride * size // unit_ranks
-        gathers = groups.get(("all_gather", stride, size, n_rings, everywhere), [])
+        n_units = _n_units(unit_ranks, stride, size)
         on_trees = (
-            kind == "all_reduce"
-            and n_units == 2 < size
-            and joins_nodes
-            and not _take_rings(members, gathers)
+            joins_nodes and _may_take_trees(unit_ranks, group) and not _takes_rings(groups, group)
         )
         passes = tree_passes(n_units) if on_trees else moved_fraction(kind, size)
         work = [float(p.nbytes / tree_share(p.nbytes)) if on_trees else p.nbytes for p in members]
@@ -252,17 +264,54 @@ def _fitted_lines(
     return lines
 
 
-def _take_rings(all_reduces: Sequence[LinkPoint], gathers: Sequence[LinkPoint]) -> bool:
+def _by_group(points: Sequence[LinkPoint]) -> dict[_Group, list[LinkPoint]]:
+    groups: dict[_Group, list[LinkPoint]] = defaultdict(list)
+    for p in points:
+        groups[p.series].append(p)
+    return groups
+
+
+def _n_units(unit_ranks: int, stride: int, size: int) -> int:
+    """Return the number of units in which a group has ranks."""
+    return size if stride >= unit_ranks else stride * size // unit_ranks
+
+
+def _may_take_trees(unit_ranks: int, group: _Group) -> bool:
+    """Return whether an all-reduce is over two units with several ranks each."""
+    kind, stride, size, *_ = group
+    return kind == "all_reduce" and _n_units(unit_ranks, stride, size) == 2 < size
+
+
+def _takes_rings(groups: Mapping[_Group, Sequence[LinkPoint]], group: _Group) -> bool:
     """Return whether the largest all-reduce that was gathered, too, takes as long as two gathers.
 
     Without such gathers it is not known to.
     """
+    _, stride, size, n_rings, everywhere = group
+    gathers = groups.get(("all_gather", stride, size, n_rings, everywhere), [])
     seconds_of = {p.nbytes: p.seconds for p in gathers}
-    gathered = [p for p in all_reduces if p.nbytes in seconds_of]
+    gathered = [p for p in groups[group] if p.nbytes in seconds_of]
     if not gathered:
         return False
     largest = max(gathered, key=lambda p: p.nbytes)
     return largest.seconds >= LEAST_RING_FRACTION * 2.0 * seconds_of[largest.nbytes]
+
+
+def _tree_limits(
+    unit_ranks: int, points: Sequence[LinkPoint], bandwidths: Mapping[str, Quantity]
+) -> TreeLimits | None:
+    """Return limits by which trees are no faster than rings, if all-reduces over two nodes ran so.
+
+    Without them other groups over two nodes would be predicted on trees, which pass the network
+    once. Over more nodes a tree passes it twice, which these limits do not lengthen.
+    """
+    groups = _by_group(points)
+    of_two = [group for group in groups if _may_take_trees(unit_ranks, group)]
+    bandwidth = bandwidths.get("all_reduce")
+    if bandwidth is None or not of_two or not all(_takes_rings(groups, each) for each in of_two):
+        return None
+    limit = replace(bandwidth.scaled(LARGEST_TREE_SHARE), source=_LIMIT_SOURCE)
+    return TreeLimits(limit, limit)
 
 
 def _boundary_bandwidth(kind: str, lines: Sequence[_FittedLine]) -> Quantity:

@@ -232,6 +232,11 @@ class Megatron3D:
         if self.sequence_parallel:
             reason = f"sequence not divisible by tensor*{self.context}"
             broken[reason] = job.seq_len % (tensor * context) != 0
+        if self._has_plain_stages and 1 not in self.n_virtual:
+            broken[f"{engine.title} has no virtual stages"] = placements.size(PIPELINE) > 1
+        if any(engine.megatron.handover_seconds) and self.schedule != ONE_F_ONE_B:
+            reason = f"stages of {engine.title} run in the order of {ONE_F_ONE_B}"
+            broken[reason] = placements.size(PIPELINE) > 1
         if self.schedule == DUALPIPE:
             if not self.overlap_grad_reduce:
                 reason = "micro-batches from both ends need --overlap-grad-reduce"
@@ -249,16 +254,13 @@ class Megatron3D:
     def admits(self, model: Model, job: Job, table: CandidateTable) -> np.ndarray:
         """Return which candidates have virtual stages and micro-batches for their schedule.
 
-        Stages that are balanced by their products have no virtual stages. Hosts that sleep over
-        their messages do so in the order of 1F1B without virtual stages.
+        Stages that are balanced by their products, or whose hosts sleep over their messages, have
+        no virtual stages.
         """
         is_plain = table.n_stages > 1 and table.common_n_virtual == 1
         if is_plain and self._needs_virtual_stages:
             return np.zeros(len(table), dtype=bool)
-        if self.engine.megatron.balances_stages and table.common_n_virtual > 1:
-            return np.zeros(len(table), dtype=bool)
-        sleeps = table.is_pipelined and any(self.engine.megatron.handover_seconds)
-        if sleeps and (self.schedule != ONE_F_ONE_B or table.common_n_virtual > 1):
+        if self._has_plain_stages and table.common_n_virtual > 1:
             return np.zeros(len(table), dtype=bool)
         layout = layers_of_stages(self.stage_layout)
         has_stages = admits_virtual(model, job, table, layout)
@@ -306,6 +308,12 @@ class Megatron3D:
         backward passes run alone (Megatron-LM at d98e8a64, pipeline_parallel/combined_1f1b.py).
         """
         return self.has_experts and self.overlaps_experts and self.schedule == ONE_F_ONE_B
+
+    @property
+    def _has_plain_stages(self) -> bool:
+        """Whether no rank has virtual stages, since products balance stages or hosts sleep."""
+        program = self.engine.megatron
+        return program.balances_stages or any(program.handover_seconds)
 
     @property
     def _needs_virtual_stages(self) -> bool:
