@@ -155,8 +155,10 @@ class SteppedTrees:
         """
         if not self.steps.curves:
             return np.nan
-        added_bytes_seconds = nbytes * self.added_s_per_byte / tree_share(nbytes)
-        return 2.0 * (self.steps.seconds(nbytes) + self.added_seconds) + added_bytes_seconds
+        seconds = 2.0 * (self.steps.seconds(nbytes) + self.added_seconds)
+        if not self.added_s_per_byte.any():
+            return seconds
+        return seconds + nbytes * self.added_s_per_byte / tree_share(nbytes)
 
 
 @dataclass(frozen=True, eq=False)
