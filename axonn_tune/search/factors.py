@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 
 from axonn_tune.spec.candidates import Ints
@@ -17,13 +15,8 @@ def divisors(n: int) -> Ints:
     return np.concatenate([small, large[large > small[-1]]])
 
 
-@lru_cache(maxsize=4)
 def factorisations(n_gpus: int, n_factors: int = 4) -> Ints:
-    """Return all ordered factorisations of a count, shape (factors, number of layouts).
-
-    The last few are kept, since the searches of a comparison ask for the same; nobody may write to
-    them.
-    """
+    """Return all ordered factorisations of a count, shape (factors, number of layouts)."""
     factors = divisors(n_gpus)
     quotient, divisor = np.nonzero(factors[:, None] % factors == 0)
     n_divisors = np.bincount(quotient)
@@ -37,6 +30,4 @@ def factorisations(n_gpus: int, n_factors: int = 4) -> Ints:
         taken = divisor[np.repeat(first[left], counts) + within]
         chosen = [*(np.repeat(sizes, counts) for sizes in chosen), factors[taken]]
         left = np.searchsorted(factors, np.repeat(factors[left], counts) // factors[taken])
-    found = np.stack([*chosen, factors[left]])
-    found.flags.writeable = False
-    return found
+    return np.stack([*chosen, factors[left]])
