@@ -18,7 +18,7 @@ finds bandwidth and latency of an axis with a given stride and size, in this ord
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -155,8 +155,10 @@ class SteppedTrees:
         """
         if not self.steps.curves:
             return np.nan
-        added_bytes_seconds = nbytes * self.added_s_per_byte / tree_share(nbytes)
-        return 2.0 * (self.steps.seconds(nbytes) + self.added_seconds) + added_bytes_seconds
+        seconds = 2.0 * (self.steps.seconds(nbytes) + self.added_seconds)
+        if not self.added_s_per_byte.any():
+            return seconds
+        return seconds + nbytes * self.added_s_per_byte / tree_share(nbytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,33 +280,45 @@ class AxisLinks:
         """Return the same for the groups of these rows."""
         return AxisLinks(
             self.level[rows],
-            _TakenKinds(self.kinds, rows),
+            _MadeKinds(lambda kind: self.kinds[kind].take(rows)),
             self.occupied_s_per_byte.take(rows, axis=1),
             self.all_reduce_passes.take(rows, axis=1),
         )
 
 
-class _TakenKinds(Mapping[str, KindLinks]):
-    """The links of each kind for some groups, taken when the kind is first asked for.
+class _MadeKinds(Mapping[str, KindLinks]):
+    """The links of each kind, made when the kind is first asked for.
 
     Few programs send messages of every kind.
     """
 
-    def __init__(self, kinds: Mapping[str, KindLinks], rows: Ints) -> None:
-        self._kinds = kinds
-        self._rows = rows
-        self._taken: dict[str, KindLinks] = {}
+    def __init__(self, make: Callable[[str], KindLinks]) -> None:
+        self._make = make
+        self._made: dict[str, KindLinks] = {}
 
     def __getitem__(self, kind: str) -> KindLinks:
-        if kind not in self._taken:
-            self._taken[kind] = self._kinds[kind].take(self._rows)
-        return self._taken[kind]
+        if kind not in self._made:
+            self._made[kind] = self._make(kind)
+        return self._made[kind]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._kinds)
+        return iter(KINDS)
 
     def __len__(self) -> int:
-        return len(self._kinds)
+        return len(KINDS)
+
+
+class _Rates(NamedTuple):
+    """What the bytes of one kind of collective meet on their way, arrays of shape (P,).
+
+    The fields are those of `KindLinks`.
+    """
+
+    bandwidth_bytes_per_s: Array
+    bounding_level: Ints
+    tree_s_per_byte: Array
+    curve: Ints
+    curves: tuple[Curve, ...]
 
 
 def axis_links(
@@ -332,43 +346,50 @@ def axis_links(
     level that holds any of them, where it is forwarded within the unit.
     """
     ways = _ways(machine, stride, size, n_ranks)
-    in_node = ways.level < machine.node_level
-    least_tree_s_per_byte = _least_tree_s_per_byte(machine, ways)
-    kinds = {}
-    for kind in KINDS:
-        bandwidth, bounding_level = _bandwidth(machine, kind, ways, sent_once)
-        tree_s_per_byte = _tree_s_per_byte(machine, kind, ways, ways.tree_passes)
-        for ring in machine.ring_bandwidths:
-            is_listed = in_node & (stride == ring.stride) & (size == ring.size)
-            bandwidth[is_listed] = ring.bandwidth_bytes_per_s.value
-            tree_s_per_byte[is_listed] = 2.0 / ring.bandwidth_bytes_per_s.value
-        curve, curves = _curves(machine, kind, stride, size)
-        ring_seconds = _latency(machine, kind, ways.hops(kind))
-        tree_seconds = _latency(machine, kind, ways.tree_hops)
-        ring_curves = _step_curves(
-            [(link.ring_steps, ways.size) for link in machine.links], kind, ways
-        )
-        n_steps = size.astype(np.float64) - 1.0
-        kinds[kind] = KindLinks(
-            bandwidth,
-            bounding_level,
-            ring_seconds,
-            tree_seconds,
-            tree_s_per_byte,
-            least_tree_s_per_byte,
-            curve=curve,
-            curves=curves,
-            ring=SteppedLinks(n_steps, ring_seconds, ways.n_sharing, *ring_curves),
-            tree=_stepped_trees(machine, kind, ways, tree_seconds, tree_s_per_byte),
-            delays=_hop_delays(machine, kind, ways),
-        )
+    rates = {kind: _rates(machine, kind, ways, stride, sent_once) for kind in KINDS}
     return AxisLinks(
         ways.level,
-        kinds,
-        _occupied_s_per_byte(machine, ways, kinds),
+        _MadeKinds(lambda kind: _kind_links(machine, kind, ways, rates[kind])),
+        _occupied_s_per_byte(machine, ways, rates),
         np.minimum(
             np.stack(ways.tree_passes), moved_fraction("all_reduce", size.astype(np.float64))
         ),
+    )
+
+
+def _rates(
+    machine: Machine, kind: str, ways: _Ways, stride: Ints, sent_once: Experts | None
+) -> _Rates:
+    """Return what the bytes of one kind of collective meet on their way."""
+    bandwidth, bounding_level = _bandwidth(machine, kind, ways, sent_once)
+    tree_s_per_byte = _tree_s_per_byte(machine, kind, ways, ways.tree_passes)
+    in_node = ways.level < machine.node_level
+    for ring in machine.ring_bandwidths:
+        is_listed = in_node & (stride == ring.stride) & (ways.size == ring.size)
+        bandwidth[is_listed] = ring.bandwidth_bytes_per_s.value
+        tree_s_per_byte[is_listed] = 2.0 / ring.bandwidth_bytes_per_s.value
+    curve, curves = _curves(machine, kind, stride, ways.size)
+    return _Rates(bandwidth, bounding_level, tree_s_per_byte, curve, curves)
+
+
+def _kind_links(machine: Machine, kind: str, ways: _Ways, rates: _Rates) -> KindLinks:
+    """Return bandwidth, latency and measured times of one kind of collective."""
+    ring_seconds = _latency(machine, kind, ways.hops(kind))
+    tree_seconds = _latency(machine, kind, ways.tree_hops)
+    ring_curves = _step_curves([(link.ring_steps, ways.size) for link in machine.links], kind, ways)
+    n_steps = ways.size.astype(np.float64) - 1.0
+    return KindLinks(
+        rates.bandwidth_bytes_per_s,
+        rates.bounding_level,
+        ring_seconds,
+        tree_seconds,
+        rates.tree_s_per_byte,
+        _least_tree_s_per_byte(machine, ways),
+        curve=rates.curve,
+        curves=rates.curves,
+        ring=SteppedLinks(n_steps, ring_seconds, ways.n_sharing, *ring_curves),
+        tree=_stepped_trees(machine, kind, ways, tree_seconds, rates.tree_s_per_byte),
+        delays=_hop_delays(machine, kind, ways),
     )
 
 
@@ -585,6 +606,9 @@ def _stepped_trees(
         )
 
     curve, curves = curves_of(ways.n_units)
+    if not curves:
+        unmeasured = SteppedLinks(ways.n_climbed, tree_seconds, ways.n_sharing, curve, curves)
+        return SteppedTrees(unmeasured, *np.zeros((2, *ways.size.shape)))
     of_two, _ = curves_of([np.full(ways.size.shape, 2.0)] * len(machine.links))
     is_beyond = (curve >= 0) & (curve == of_two) & (ways.n_climbed > 1.0)
     n_added = np.where(is_beyond, ways.n_climbed - 1.0, 0.0)
@@ -616,16 +640,16 @@ def _hop_delays(machine: Machine, kind: str, ways: _Ways) -> tuple[HopDelays, ..
     return tuple(delays)
 
 
-def _occupied_s_per_byte(machine: Machine, ways: _Ways, kinds: Mapping[str, KindLinks]) -> Array:
+def _occupied_s_per_byte(machine: Machine, ways: _Ways, rates: Mapping[str, _Rates]) -> Array:
     """Return how long a byte of every ring occupies the boundary of each level, (levels, P).
 
     This is the number of rings over the bandwidth of the boundary, but no more than the time in
     which a ring was measured to move a byte.
     """
-    measured = 1.0 / np.maximum.reduce([links.bandwidth_bytes_per_s for links in kinds.values()])
-    for kind, links in kinds.items():
-        for number, curve in enumerate(links.curves):
-            rows = links.curve == number
+    measured = 1.0 / np.maximum.reduce([rate.bandwidth_bytes_per_s for rate in rates.values()])
+    for kind, rate in rates.items():
+        for number, curve in enumerate(rate.curves):
+            rows = rate.curve == number
             moved = moved_fraction(kind, ways.size[rows])[:, None] * curve.nbytes
             measured[rows] = np.minimum(measured[rows], (curve.seconds / moved).min(axis=1))
     occupied = []

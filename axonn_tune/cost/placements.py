@@ -8,7 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
-from axonn_tune.cost.links import AxisLinks, HopDelays, KindLinks, SteppedLinks, axis_links
+from axonn_tune.cost.links import (
+    AxisLinks,
+    HopDelays,
+    KindLinks,
+    SteppedLinks,
+    SteppedTrees,
+    axis_links,
+)
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.candidates import Ints, Placements, distinct
 from axonn_tune.spec.layout import EXPERT
@@ -93,7 +100,7 @@ def placement_links(
     return PairedLinks.of(machine, placements, sent_once).placed
 
 
-def _columns(links: AxisLinks | KindLinks | SteppedLinks | HopDelays) -> list[Array]:
+def _columns(links: AxisLinks | KindLinks | SteppedLinks | SteppedTrees | HopDelays) -> list[Array]:
     """Return all arrays of the links of groups, each of shape (P,) or (levels, P)."""
     columns = []
     for field in fields(links):
@@ -102,7 +109,7 @@ def _columns(links: AxisLinks | KindLinks | SteppedLinks | HopDelays) -> list[Ar
             columns.append(value)
         elif isinstance(value, Mapping):
             columns += [column for of_kind in value.values() for column in _columns(of_kind)]
-        elif isinstance(value, SteppedLinks):
+        elif isinstance(value, SteppedLinks | SteppedTrees):
             columns += _columns(value)
         elif field.name == "delays":
             columns += [column for delay in value for column in _columns(delay)]

@@ -321,16 +321,20 @@ def _levels(needed: Ints, ends: Ints) -> Iterator[Ints]:
     ends : array of int, shape (ranks,)
         Number of the last slot of each rank.
     """
+    # Where the last rank has run all its slots, the next one would be beyond the table.
+    needed = np.pad(needed, ((0, 0), (0, 1)))
     is_done = np.zeros(needed.shape[1], dtype=bool)
     is_done[0] = True
     upcoming = np.array([0, *ends[:-1]]) + 1
-    while (waiting := np.flatnonzero(upcoming <= ends)).size:
-        ready = waiting[is_done[needed[:, upcoming[waiting]]].all(axis=0)]
-        assert ready.size, "ranks of a pipeline wait for one another"
-        level = upcoming[ready]
+    n_left = int(ends[-1])
+    while n_left:
+        is_ready = is_done[needed[:, upcoming]].all(axis=0) & (upcoming <= ends)
+        level = upcoming[is_ready]
+        assert level.size, "ranks of a pipeline wait for one another"
         yield level
         is_done[level] = True
-        upcoming[ready] += 1
+        upcoming += is_ready
+        n_left -= level.size
 
 
 def source_of(direction: int, stage: int, micro: int, last: int) -> Pass | None:

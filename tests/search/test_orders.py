@@ -115,3 +115,23 @@ def test_orders_that_links_tell_apart_keep_their_numbers():
         split = placements.size("z") > 1
         for layout in np.unique(number[split]):
             assert np.unique(inside[number == layout]).size == 1
+
+
+@pytest.mark.parametrize("changed", ["added_seconds", "added_s_per_byte"])
+def test_orders_whose_trees_take_longer_beyond_their_measured_steps_have_other_numbers(changed):
+    search = random_search(np.random.default_rng(0))
+    found = PairedLinks.of(search.scenario.machine, every_table(search)[0].placements)
+    ((links, pairs),) = found.of_pairs
+    number = found.alike()
+    group, (row, other) = next(
+        (group, np.flatnonzero(number == each)[np.unique(of_each, return_index=True)[1][:2]])
+        for group, pair in pairs.items()
+        for each in np.unique(number)
+        if np.unique(of_each := pair[number == each]).size > 1
+    )
+    of_kind = links.kinds["all_reduce"]
+    longer = 1.0 * (np.arange(links.level.size) == pairs[group][row])
+    tree = replace(of_kind.tree, **{changed: longer})
+    kinds = {**links.kinds, "all_reduce": replace(of_kind, tree=tree)}
+    told_apart = replace(found, of_pairs=[(replace(links, kinds=kinds), pairs)]).alike()
+    assert told_apart[row] != told_apart[other]

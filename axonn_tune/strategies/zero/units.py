@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -119,8 +120,9 @@ class BlockGathers:
     joined_share: float
 
 
+@lru_cache(maxsize=1024)
 def gathers_per_block(
-    sizes: Sequence[float], n_blocks: int, prefetch_elements: float
+    sizes: tuple[float, ...], n_blocks: int, prefetch_elements: float
 ) -> BlockGathers:
     """Return how a block's matrices are gathered.
 
@@ -134,7 +136,7 @@ def gathers_per_block(
     """
     gathers: list[list[float]] = []
     n_taken = 0.0
-    for size in [*sizes] * n_blocks:
+    for size in sizes * n_blocks:
         if n_taken == 0.0:
             gathers.append([])
         gathers[-1].append(size)
@@ -145,7 +147,7 @@ def gathers_per_block(
     return BlockGathers(len(gathers) / n_blocks, joined / (n_blocks * sum(sizes)))
 
 
-def gradients_of_block(model: Model) -> list[float]:
+def gradients_of_block(model: Model) -> tuple[float, ...]:
     """Return the elements of a block's weights, norms and biases, as gradients are formed."""
     norm = float(model.norm_parameters)
     between = 0.0 if model.shares_norm else norm
@@ -154,10 +156,11 @@ def gradients_of_block(model: Model) -> list[float]:
         for linear in reversed(linears):
             sizes += [float(linear.bias * linear.n_out), linear.parameters]
         sizes.append(norm_before)
-    return [size for size in sizes if size]
+    return tuple(size for size in sizes if size)
 
 
-def reductions_per_block(sizes: Sequence[float], n_blocks: int, bucket_elements: float) -> float:
+@lru_cache(maxsize=1024)
+def reductions_per_block(sizes: tuple[float, ...], n_blocks: int, bucket_elements: float) -> float:
     """Return the number of reductions of a block's gradients, averaged over equal blocks.
 
     DeepSpeed reduces a bucket when the next gradient does not fit, so that a matrix which is larger
@@ -171,7 +174,7 @@ def reductions_per_block(sizes: Sequence[float], n_blocks: int, bucket_elements:
         Numbers of elements of a block's gradients, in the order in which they are formed.
     """
     n_reductions, n_held = 0, 0.0
-    for size in [*sizes] * n_blocks:
+    for size in sizes * n_blocks:
         if n_held > 0.0 and n_held + size > bucket_elements:
             n_reductions, n_held = n_reductions + 1, 0.0
         n_held += size

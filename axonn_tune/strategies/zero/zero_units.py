@@ -147,7 +147,7 @@ class ZeroUnits:
             n_matrices = float(len(linears) + n_of_adapters)
         block = self._unit("block", self.layers, (False, False), n_matrices)
         if prefetched := self.program.prefetch_elements:
-            sizes = [float(linear.parameters) for linear in linears]
+            sizes = tuple(float(linear.parameters) for linear in linears)
             gathers = gathers_per_block(sizes, block.count, prefetched)
             n_calls = gathers.n_calls + n_of_adapters
             return replace(block, n_calls=n_calls, joined=gathers.joined_share)
