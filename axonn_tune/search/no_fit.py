@@ -38,7 +38,7 @@ def nothing_fits(search: Search, least_bytes: float, may_fit: bool) -> NoCandida
     message = (
         f"model '{scenario.model.name}' fits on no grid of {scenario.job.n_gpus} "
         f"{scenario.machine.gpu.name}{_with_micro_batch(search)}: the smallest needs "
-        f"{gib(least_bytes):.1f} GiB of {gib(capacity):.1f} GiB per GPU"
+        f"{gib(least_bytes):.1f} GiB per GPU, which has {gib(capacity):.1f} GiB"
     )
     if may_fit:
         message += ", which may fit: explain says which --memory-margin accepts it"

@@ -172,7 +172,7 @@ def test_nothing_fits_says_from_how_many_gpus_it_would():
                 ranking_of(small)
             text = str(caught.value)
             assert f"fits from {enough} GPUs" in text
-            needed = f"needs {least[2] / GIB:.1f} GiB of {capacity / GIB:.1f} GiB"
+            needed = f"needs {least[2] / GIB:.1f} GiB per GPU, which has {capacity / GIB:.1f} GiB"
             assert f"fits on no grid of 2 gpu: the smallest {needed}" in text
     hopeless = search.on(with_memory(machine, 1e8))  # less than what is reserved
     with pytest.raises(NoCandidateError, match="no larger number of GPUs that was tried is enough"):
