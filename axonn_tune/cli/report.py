@@ -185,7 +185,10 @@ def write_report(
     )
     emit(page_html(document, page_parts()), output)
     n_rows = len(document["rows"]["layout"])
-    click.echo(f"{output}: {n_rows} of {document['n_candidates']} candidates", err=True)
+    click.echo(
+        f"{output}: {n_rows} of {document['n_candidates']} candidates, with those that do not fit",
+        err=True,
+    )
 
 
 def _left_out_of(searches: Sequence[Search]) -> dict[str, list[str]]:

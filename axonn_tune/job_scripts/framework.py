@@ -98,7 +98,7 @@ def training_start(
     if train is not None:
         return Start(files, (("python", train),), tuple(to_fill_in))
     to_fill_in.append(
-        f"{program.name} trains on random tokens; --data FILE behind it changes that."
+        f"{program.name} trains on random tokens; write --data FILE behind it for your own."
     )
     command = ("python", program.name, "--steps", str(N_STEPS))
     remarks = _engine_remarks(program, prediction.scenario.strategy.engine.name)
@@ -110,6 +110,6 @@ def _engine_remarks(program: Program, predicted: str) -> tuple[str, ...]:
     if program.engine in ("", predicted):
         return ()
     return (
-        f"{program.name} runs the engine {program.engine}, though; --engine {program.engine} "
-        "predicts its step.",
+        f"But {program.name} runs the engine {program.engine}; "
+        f"--engine {program.engine} predicts it.",
     )

@@ -84,7 +84,7 @@ def _twin_lines(contenders: Sequence[Best], shown: Sequence[Prediction]) -> list
     """Return a line that names the strategies whose rows would repeat others."""
     hidden = [p for p in _predictions(contenders) if not any(p is row for row in shown)]
     names = dict.fromkeys(p.scenario.strategy.name for p in hidden)
-    return [f"{name} comes to the same as a row above." for name in names]
+    return [f"{name} has no row: its best layout is one of those above." for name in names]
 
 
 def _predictions(contenders: Sequence[Best]) -> list[Prediction]:

@@ -86,7 +86,7 @@ def _head_lines(p: Prediction) -> list[str]:
         f"{p.exposed_communication_seconds:.3f} s exposed communication{bubble}; "
         f"{counted(p.n_microsteps, 'micro-step')}; {p.tflops_per_gpu:.1f} TFLOP/s per GPU, "
         f"MFU {percent(p.mfu)} %, HFU {percent(p.hfu)} %",
-        *([] if p.fits_in_gpu else [f"if it fitted: {verdict(p)}"]),
+        *([verdict(p)] if p.nearly_fits else []),
     ]
 
 
@@ -222,7 +222,7 @@ def _memory_text(p: Prediction) -> str:
     low, high = map(gib, p.memory_bytes_interval)
     return table(rows, ["memory term", "GiB"]) + (
         f"\nOf {capacity} per GPU: {verdict(p)}\nThe total lies between {low:.2f} and {high:.2f} "
-        "GiB with 90 %, since fragmentation and reserve are known roughly."
+        "GiB with 90 % probability, since fragmentation and reserved memory are known only roughly."
         f"{_offload_line(p)}"
     )
 

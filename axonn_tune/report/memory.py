@@ -53,14 +53,15 @@ def memory_lines(predictions: Sequence[Prediction]) -> list[str]:
     lines = []
     if tight is not None:
         lines.append(
-            "tight: it may not fit, since fragmentation and reserve are known roughly (90 % "
-            f"interval of the first such row: {memory_interval_text(tight)} GiB); "
+            "tight: it may not fit, since fragmentation and reserved memory are known only roughly "
+            f"(90 % interval of the first such row: {memory_interval_text(tight)} GiB); "
             "--memory-margin 2GiB keeps more memory free."
         )
     if near is not None:
         lines.append(
-            "near: it does not fit, but it may, since fragmentation and reserve are known roughly "
-            f"(90 % interval of the first such row: {memory_interval_text(near)} GiB)."
+            "near: it is expected not to fit, but may, since fragmentation and reserved memory are "
+            "known only roughly (90 % interval of the first such row: "
+            f"{memory_interval_text(near)} GiB)."
         )
     return lines
 
@@ -75,8 +76,8 @@ def near_lines(ranking: Ranking, predictions: Sequence[Prediction]) -> list[str]
     if not near:
         return []
     return [
-        "Nearly fits, if fragmentation and reserve take less than the profile's "
-        f"{_rough_gib(near[0]):.1f} GiB; the margin takes it for fitting:",
+        "Nearly fits: it fits if fragmentation and reserved memory take less than the profile's "
+        f"{_rough_gib(near[0]):.1f} GiB, and --memory-margin as below accepts it:",
         *(f"  {_near_text(p)}" for p in near),
     ]
 
@@ -111,9 +112,9 @@ def verdict(prediction: Prediction) -> str:
         )
     rough = _rough_gib(prediction)
     return (
-        f"nearly fits, {-free:.2f} GiB short: it fits if fragmentation and reserve take "
+        f"nearly fits, {-free:.2f} GiB short: it fits if fragmentation and reserved memory take "
         f"{100 * -free / rough:.0f} % less than the profile's {rough:.1f} GiB "
-        f"(--memory-margin {_accepting(prediction)} takes it for fitting)"
+        f"(--memory-margin {_accepting(prediction)} accepts it)"
     )
 
 

@@ -60,7 +60,7 @@ def _what_is_evaluated(ranking: Ranking) -> str:
     """Return the number of configurations, and of those that a bound of their time settled."""
     text = f"{counted(ranking.n_evaluated, 'configuration')} evaluated"
     if ranking.n_bounded:
-        text += f", {ranking.n_bounded} of them by a bound"
+        text += f", {ranking.n_bounded} of them by a lower bound only"
     return text
 
 
@@ -117,8 +117,8 @@ def tie_lines(ranking: Ranking) -> list[str]:
         return []
     count = tied(p_best, TIE_SHARE)
     return [
-        f"No clear winner: {count} rows share {percent(TIE_SHARE, 0)} % of the chance to be the "
-        "fastest; the spreads of the profile do not tell them apart."
+        f"No clear winner: one of {count} rows is the fastest with {percent(TIE_SHARE, 0)} % "
+        "probability; they differ by less than the uncertainty of the profile."
     ]
 
 

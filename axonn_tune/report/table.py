@@ -81,7 +81,7 @@ def fitted_table(
     left_out = [header for header in headers if header not in shown]
     if not left_out:
         return text
-    remark = f"There is no room for: {', '.join(left_out)}"
+    remark = f"Columns left out for lack of width: {', '.join(left_out)}"
     return f"{text}\n{fill(remark, WIDTH)}"
 
 

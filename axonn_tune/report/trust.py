@@ -67,7 +67,7 @@ def track_record_line(scenario: Scenario) -> str:
         f"Track record of {strategy.name}{engine} {place}: "
         f"{counted(record.n_runs, 'published run')}{remark}, mean error "
         f"{percent(record.mean_error_fraction, 0)} %, {record.n_far} of {record.n_runs} "
-        f"beyond {percent(FAR_FRACTION, 0)} %."
+        f"off by more than {percent(FAR_FRACTION, 0)} %."
     )
 
 

@@ -38,10 +38,10 @@ def nothing_fits(search: Search, least_bytes: float, may_fit: bool) -> NoCandida
     message = (
         f"model '{scenario.model.name}' fits on no grid of {scenario.job.n_gpus} "
         f"{scenario.machine.gpu.name}{_with_micro_batch(search)}: the smallest needs "
-        f"{gib(least_bytes):.1f} GiB of {gib(capacity):.1f} GiB per GPU"
+        f"{gib(least_bytes):.1f} GiB per GPU, which has {gib(capacity):.1f} GiB"
     )
     if may_fit:
-        message += ", which may fit: --memory-margin takes it for fitting, explain says how much"
+        message += ", which may fit: explain says which --memory-margin accepts it"
     return NoCandidateError(message + _offload_hint(search) + _gpus_hint(search))
 
 
@@ -90,7 +90,9 @@ def _gpus_hint(search: Search) -> str:
     if near:
         return f"; it fits on {' or '.join(map(str, near))} GPUs"
     enough = next(filter(fits, _larger_powers_of_two(n_gpus)), None)
-    return f"; it fits from {enough} GPUs" if enough else "; no count of GPUs tried fits it"
+    if enough is None:
+        return "; no larger number of GPUs that was tried is enough"
+    return f"; it fits from {enough} GPUs"
 
 
 def near_step(n_gpus: int, farthest: int) -> int:

@@ -119,15 +119,15 @@ def why_not(search: Search, layout: Layout | str) -> str:
         place = f"it is not ranked, as no --order asks for {order}; it would take"
     else:
         prediction = ranking.prediction(row)
-        place = f"it ranks {row + 1} of {len(ranking)},"
+        place = f"it ranks {row + 1} of {len(ranking)} and takes"
     best = prediction.configuration
     if len(held.constraints.orders) == 1:  # The row may have another order that places ranks alike.
         best = replace(best, order=held.constraints.orders[0])
     slower = float(prediction.step_seconds / ranking.step_seconds[0])
     return (
         f"{best.ordered_layout}: allowed; with its best configuration (micro-batch "
-        f"{best.micro_batch}, recompute {best.recompute}) {place} {slower:.3f} times the best step"
-        f"{_untried_remark(search, best)}"
+        f"{best.micro_batch}, recompute {best.recompute}) {place} {slower:.3f} times as long "
+        f"as the best{_untried_remark(search, best)}"
     )
 
 

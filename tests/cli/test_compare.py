@@ -239,7 +239,7 @@ def test_a_pipeline_of_one_stage_is_no_row_of_its_own(capsys):
     both = ["compare", *JOB, "--strategies", "axonn,axonn-pipeline", "--micro-batch", "1"]
     _, text, _ = run_cli(capsys, *both)
     assert "\naxonn  " in text and "\naxonn-pipeline  " not in text
-    assert "axonn-pipeline comes to the same as a row above." in text
+    assert "axonn-pipeline has no row: its best layout is one of those above." in text
 
 
 @pytest.mark.slow

@@ -103,7 +103,8 @@ def test_why_not_finds_the_row_of_an_order_in_the_whole_ranking(capsys):
     sizes = "x".join(str(grids[row]["grid"][axis]) for axis in ("x", "y", "z", "data"))
     _, out, _ = run_cli(capsys, *orders, "--why-not", f"{sizes} dzxy")
     slower = grids[row]["step_seconds"] / grids[0]["step_seconds"]
-    assert f"it ranks {row + 1} of {len(grids)}, {slower:.3f} times the best step" in out
+    place = f"it ranks {row + 1} of {len(grids)}"
+    assert f"{place} and takes {slower:.3f} times as long as the best" in out
     _, out, _ = run_cli(capsys, *SUGGEST, "--why-not", f"{sizes} dzxy")
     assert "no --order asks for dzxy" in out
 
@@ -245,6 +246,7 @@ def test_explain_says_first_that_a_grid_does_not_fit(capsys):
     assert "out of memory" not in out.splitlines()[1]
     _, out, _ = run_cli(capsys, "explain", "--gpus", "64", "--model", "80b", "--grid", "z=8,data=8")
     assert re.match(r"out of memory: \d+\.\d\d GiB short of 40.0 GiB", out.splitlines()[1])
+    assert out.split("\n\n")[0].count("out of memory") == 1
 
 
 def test_a_pipelined_grid_is_read_as_it_is_shown(capsys):

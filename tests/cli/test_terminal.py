@@ -54,10 +54,10 @@ def test_a_table_takes_the_width_of_the_terminal_and_a_file_stays_as_it_is(
         return capsys.readouterr().out
 
     usual = printed()
-    assert "There is no room for: " in usual and "tokens/s" not in usual.split("There is")[0]
+    assert "Columns left out" in usual and "tokens/s" not in usual.split("Columns left")[0]
     assert max(map(len, usual.splitlines()[2:5])) <= 100
     wide = printed("200")
-    assert "There is no room" not in wide and "  tokens/s  exposed  " in wide
+    assert "left out for lack" not in wide and "  tokens/s  exposed  " in wide
     assert printed("20") == usual
     printed("200", ["--output", str(path)])
     assert path.read_text() == usual

@@ -26,7 +26,7 @@ def test_every_text_and_every_json_has_the_track_record(capsys, command):
     _, text, _ = run_cli(capsys, *command, *JOB)
     (line,) = [line for line in text.splitlines() if line.startswith("Track record")]
     assert f"axonn on A100: {record.n_runs} published runs" in line
-    assert f"{record.n_far} of {record.n_runs} beyond 20 %" in line
+    assert f"{record.n_far} of {record.n_runs} off by more than 20 %" in line
     _, printed, _ = run_cli(capsys, *command, *JOB, "--format", "json")
     document = json.loads(printed)
     of = document["strategies"][0] if command[0] == "compare" else document

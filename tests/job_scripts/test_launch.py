@@ -417,7 +417,7 @@ def test_a_program_of_another_engine_than_the_predicted_one_says_so(engine, said
     job = ["--gpus", "8", "--model", "llama3-8b", "--machine", "dgx-h100", "--engine", engine]
     assert run_cli(capsys, "launch", *job, "--output", tmp_path)[0] == 0
     script = (tmp_path / "launch.sbatch").read_text()
-    assert ("# train_fsdp2.py runs the engine fsdp2-eager, though" in script) == said
+    assert ("# But train_fsdp2.py runs the engine fsdp2-eager;" in script) == said
 
 
 def test_megatron_says_what_its_log_shows(tmp_path, capsys):

@@ -37,7 +37,7 @@ def test_every_step_is_met_as_the_page_says(steps):
     assert len(steps) == 6
     assert errors.mean() < 0.11
     assert (round(100 * errors.min()), round(100 * errors.max())) == (6, 15)
-    assert "are predicted within 6 to 15 %" in PAGE
+    assert "are predicted with errors of 6 to 15 %" in PAGE
 
 
 def test_what_ran_fits(steps):

@@ -403,6 +403,8 @@ def test_the_readme_counts_the_numbers_that_were_fitted_to_steps():
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert "[Sixteen numbers](docs/validation.md#free-parameters)" in readme
     assert "and one to the memory of such steps" in readme
+    assert sum("dispatches" in text for text in sources) == 1
+    assert "One more is fitted to dispatches of tokens to experts" in readme
 
 
 def test_the_readme_counts_the_rows_of_the_page_of_validation():

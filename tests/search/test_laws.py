@@ -148,7 +148,8 @@ def test_why_a_layout_is_not_the_best_says_where_it_ranks():
         p = ranking.prediction(row)
         slower = p.step_seconds / ranking.prediction(0).step_seconds
         text = why_not(search, p.layout)
-        assert f"ranks {row + 1} of {len(ranking)}, {slower:.3f} times the best step" in text
+        place = f"ranks {row + 1} of {len(ranking)}"
+        assert f"{place} and takes {slower:.3f} times as long as the best" in text
         assert (
             f"(micro-batch {p.configuration.micro_batch}, recompute {p.configuration.recompute})"
             in text
@@ -171,10 +172,10 @@ def test_nothing_fits_says_from_how_many_gpus_it_would():
                 ranking_of(small)
             text = str(caught.value)
             assert f"fits from {enough} GPUs" in text
-            needed = f"needs {least[2] / GIB:.1f} GiB of {capacity / GIB:.1f} GiB"
+            needed = f"needs {least[2] / GIB:.1f} GiB per GPU, which has {capacity / GIB:.1f} GiB"
             assert f"fits on no grid of 2 gpu: the smallest {needed}" in text
     hopeless = search.on(with_memory(machine, 1e8))  # less than what is reserved
-    with pytest.raises(NoCandidateError, match="no count of GPUs tried fits it"):
+    with pytest.raises(NoCandidateError, match="no larger number of GPUs that was tried is enough"):
         ranking_of(hopeless)
 
 
