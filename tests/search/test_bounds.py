@@ -114,8 +114,10 @@ def random_steps(random, n_tables, n_candidates):
     def some(low, high, *shape):
         return random.uniform(low, high, (*shape, n_candidates))
 
+    sleeps = random.random() < 0.2
     for _ in range(n_tables):
         n_stages, n_virtual = (int(random.choice([2, 3, 4])), int(random.choice([1, 2, 3])))
+        n_virtual = 1 if sleeps else n_virtual
         n_micro = n_stages * random.integers(1, 12, n_candidates)
         passes = Passes(
             np.full(n_candidates, n_stages),
@@ -127,6 +129,7 @@ def random_steps(random, n_tables, n_candidates):
             alone=some(0.5, 1.5, N_KINDS) / n_micro,
             transfer_seconds=some(0.0, 0.1) / n_micro,
             beside_seconds=some(0.0, 0.1) / n_micro * (n_virtual > 1),
+            handover_seconds=(0.02, 0.01) if sleeps else (0.0, 0.0),
             sync_seconds=some(0.0, 0.1),
             work_seconds=some(1.0, 2.0),
         )
