@@ -14,7 +14,7 @@ from axonn_tune.spec.quantity import ORIGINS
 FITTED_HEADERS = ("number", "value", "of", "fitted to")
 ORIGIN_HEADERS = ("profile", *ORIGINS, "GEMM tiles with assumed relative speeds")
 ASSUMED_HEADERS = ("assumed number", "value", "profiles")
-ENGINE_HEADERS = ("engine", "number", "value", "origin", "source")
+ENGINE_HEADERS = ("engines", "number", "value", "origin", "source")
 
 
 def fitted_rows(machines: Sequence[Machine], engines: Sequence[Engine]) -> list[list[str]]:
@@ -60,13 +60,15 @@ def assumed_rows(machines: Sequence[Machine]) -> list[list[str]]:
 
 
 def engine_rows(engines: Sequence[Engine]) -> list[list[str]]:
-    """Return a row for each number of an engine that is not fitted."""
-    return [
-        [engine.name, f"`{fact.name}`", fact.value, fact.origin, fact.source]
+    """Return a row for each number of engines that is not fitted, with those that have it."""
+    numbers = [
+        ((f"`{fact.name}`", fact.value, fact.origin, fact.source), engine.name)
         for engine in engines
         for fact in stated_facts(engine)
         if fact.origin not in ("", "fitted")
     ]
+    groups = grouped(numbers, lambda pair: pair[0]).items()
+    return [[_names(owners), *number] for number, owners in groups]
 
 
 def _names(owners: Sequence[tuple[tuple[str, ...], str]]) -> str:
