@@ -327,6 +327,7 @@ class MegatronProgram(SharedFacts):
         require_between("megatron", "bucket_elements_per_replica", per_replica, 0, LARGEST_AMOUNT)
         waits = ("view_seconds", "poll_seconds")
         require_facts("megatron", self, waits, 0.0, LONGEST_WAIT_SECONDS)
+        require_facts("megatron", self, ("combined_issues",), 0.0, LARGEST_AMOUNT)
 
     @property
     def handover_seconds(self) -> tuple[float, float]:

@@ -248,6 +248,11 @@ def test_facts_that_cannot_be_are_refused(facts, message):
         (MegatronProgram, {"bucket_elements": 0.0}, "bucket_elements is 0.0; allowed: 1 to"),
         (MegatronProgram, {"bucket_elements_per_replica": -1.0}, "allowed: 0 to"),
         (MegatronProgram, {"poll_seconds": quantity(-1.0)}, "poll_seconds is -1.0; allowed: 0 to"),
+        (
+            MegatronProgram,
+            {"combined_issues": quantity(-1.0)},
+            "combined_issues is -1.0; allowed: 0 to",
+        ),
         (MegatronProgram, {"forward_messages": -1}, "forward_messages is -1; allowed: a whole"),
         (ZeroProgram, {"live_elements": float("nan")}, "live_elements is nan; allowed: 0 to"),
         (ZeroProgram, {"view_seconds": quantity(-1.0)}, "view_seconds is -1.0; allowed: 0 to 3600"),
