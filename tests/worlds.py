@@ -23,6 +23,16 @@ def llama(**sizes):
     return Model("llama", **{**flags, "bias": False, "tied_embeddings": False, **sizes})
 
 
+# The model of eight billion parameters that nanotron's published runs trained.
+NANOTRON_8B = llama(
+    n_layers=32,
+    hidden_size=4096,
+    n_heads=32,
+    n_kv_heads=32,
+    ffn_hidden_size=14336,
+    vocab_size=131072,
+    seq_len=4096,
+)
 # An engine whose buckets are smaller than any matrix, so that no bucket holds all gradients.
 SMALL_BUCKETS = replace(
     IDEAL, megatron=MegatronProgram(bucket_elements=1000.0, bucket_elements_per_replica=0.0)

@@ -16,7 +16,7 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
-from worlds import llama
+from worlds import NANOTRON_8B, llama
 
 from axonn_tune.io.presets import load_engine, load_machine
 from axonn_tune.runtime.rehearsal.kernels import kernel_of
@@ -347,20 +347,12 @@ def test_a_step_is_that_of_the_same_stages_by_name():
     """The head's product is worth 2.46 of 32 layers, so that four stages have 9, 9, 8 and 6."""
     program = replace(ENGINE.megatron, balances_stages=False)
     by_name = {"engine": replace(ENGINE, megatron=program), "stage_layout": "Et*9|t*9|t*8|t*6L"}
-    model = llama(
-        n_layers=32,
-        hidden_size=4096,
-        n_heads=32,
-        n_kv_heads=32,
-        ffn_hidden_size=14336,
-        vocab_size=131072,
-        seq_len=4096,
-    )
     balanced = megatron_of(ENGINE, (1,))
     configuration = Configuration(layout_of(balanced, data=2, pipeline=4), micro_batch=1)
     seconds = [
         predict(
-            Scenario(model, Job(8, 64, 4096), load_machine("aws-p5-2024"), strategy), configuration
+            Scenario(NANOTRON_8B, Job(8, 64, 4096), load_machine("aws-p5-2024"), strategy),
+            configuration,
         ).step_seconds
         for strategy in (balanced, replace(balanced, **by_name))
     ]
@@ -404,18 +396,17 @@ def two_stages_seconds(engine, n_micro):
 
 @pytest.mark.parametrize("n_micro", [1, 2, 50])
 def test_two_sleeping_stages_lose_six_sleeps_with_each_micro_batch(n_micro):
-    """Of these, four announce what is handed forward, and two the gradient that comes back."""
+    """Four messages announce what is handed forward, and two the gradient that comes back."""
     assert SLEEPING.megatron.handover_seconds == pytest.approx((0.4, 0.2))
     lost = two_stages_seconds(SLEEPING, n_micro) - two_stages_seconds(ENGINE, n_micro)
     assert lost == pytest.approx(0.6 * n_micro, rel=1e-9)
 
 
 def test_without_stages_nothing_sleeps():
-    model = llama(n_layers=4, hidden_size=256, n_heads=8, vocab_size=512, seq_len=64)
     machine = load_machine("aws-p5-2024")
     awake, asleep = (
         predict(
-            Scenario(model, Job(8, 16, 64), machine, megatron_of(engine)),
+            Scenario(MODEL, Job(8, 16, 64), machine, megatron_of(engine)),
             Configuration(layout_of(megatron_of(engine), tensor=2, data=4), micro_batch=1),
         ).step_seconds
         for engine in (ENGINE, SLEEPING)

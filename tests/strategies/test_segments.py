@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from worlds import llama
+from worlds import NANOTRON_8B, llama
 
 from axonn_tune.io.presets import load_engine, load_machine
 from axonn_tune.spec.configuration import Configuration
@@ -194,18 +194,9 @@ def test_a_host_without_stages_has_no_messages_to_wait_for():
 
 
 def eight_billion(replicas, tensor):
-    model = llama(
-        n_layers=32,
-        hidden_size=4096,
-        n_heads=32,
-        n_kv_heads=32,
-        ffn_hidden_size=14336,
-        vocab_size=131072,
-        seq_len=4096,
-    )
     strategy = megatron_of(load_engine("nanotron"), n_virtual=(1,), distributed_optimizer=True)
     scenario = Scenario(
-        model, Job(replicas * tensor, 256, 4096), load_machine("aws-p5-2024"), strategy
+        NANOTRON_8B, Job(replicas * tensor, 256, 4096), load_machine("aws-p5-2024"), strategy
     )
     layout = Layout({"tensor": tensor, "data": replicas})
     return predict(scenario, Configuration(layout, micro_batch=1, recompute="none"))
@@ -266,7 +257,7 @@ def test_the_host_of_the_longest_stage_counts_and_not_that_of_the_head(
 
 
 def test_collectives_occupy_the_gpu_as_kernels_do(monkeypatch):
-    """Of two stages of 1B on 32 tensor ranks, kernels take half of the host's time."""
+    """The kernels of two stages of 1B on 32 tensor ranks take half of the host's time."""
     ahead = nanotron(256, 128, tensor=32, pipeline=2, data=2)
     assert ahead.runs_ahead
     monkeypatch.setattr(evaluate, "_collective_seconds", lambda prices, part, rows: 0.0)
