@@ -89,7 +89,7 @@ class KernelPrices:
         time. The host's own work takes as long on every rank.
         """
         if isinstance(operation, HostWork):
-            return np.asarray(operation.seconds, dtype=np.float64)
+            return np.asarray(operation.seconds * self._machine.kernels.issue_factor.value)
         if isinstance(operation, HostKernel):
             return update_seconds(operation.nbytes, self._machine, self._n_on_node)
         seconds = self._device_seconds(operation) * self._slowest_rank

@@ -209,8 +209,8 @@ class KernelRates:
         Time in which the host issues one operation while the device works on earlier ones. A
         step takes at least this time for each of its operations.
     issue_factor
-        Time in which the host issues an operation over the time that engines state, which were
-        timed on other hosts.
+        Time in which the host issues an operation, or works by itself, over the time that engines
+        state, which were timed on other hosts.
     attention_points
         Measured attention, which corrects the rates as GEMM points correct the efficiency curve.
     memory_points

@@ -255,7 +255,7 @@ class HostWork:
     name
         Name of the operation.
     seconds
-        Time of the work, shape (C,).
+        Time of the work on the hosts on which engines were timed, shape (C,).
     waits_for
         Names of operations that end before it starts.
     """

@@ -1,5 +1,7 @@
 """Work of the host for which the device stands still; DeepSpeed has much of it."""
 
+from dataclasses import replace
+
 import pytest
 from build import number, operations, plan_of
 from worlds import machine_of
@@ -30,10 +32,11 @@ def strategy(seconds=SECONDS):
     return zero3(Engine(zero=ZeroProgram(gathers_blocks=False, view_seconds=view_seconds)))
 
 
-def predicted(seconds, n_ranks=16):
+def predicted(seconds, n_ranks=16, machine=None):
     layout = Layout({"shard": n_ranks, "replica": 16 // n_ranks})
     configuration = Configuration(layout, micro_batch=2, recompute="full")
-    return predict(Scenario(MODEL, SERIAL, machine_of(), strategy(seconds)), configuration)
+    machine = machine or machine_of()
+    return predict(Scenario(MODEL, SERIAL, machine, strategy(seconds)), configuration)
 
 
 @pytest.mark.parametrize("shard", [1, 2, 16])
@@ -91,3 +94,12 @@ def test_the_host_is_on_the_timeline_and_in_the_explanation():
     views = by_name["forward.block.views"]
     assert (views.kind, views.bound_by) == ("host", "host")
     assert views.seconds_per_call == pytest.approx(4 * 16 * SECONDS)
+
+
+def test_such_work_takes_longer_on_a_slower_host():
+    machine = machine_of()
+    factor = Quantity(1.5, "assumed", "a test")
+    slower = replace(machine, kernels=replace(machine.kernels, issue_factor=factor))
+    without, as_stated = (predicted(seconds).step_seconds for seconds in (0.0, SECONDS))
+    with_slower = predicted(SECONDS, machine=slower).step_seconds
+    assert with_slower - without == pytest.approx(1.5 * (as_stated - without), rel=1e-9)

@@ -17,6 +17,7 @@ from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Weight
+from axonn_tune.strategies.megatron.buckets import Buckets
 from axonn_tune.strategies.megatron.muon import Owned, owned_matrices, update_matrices
 from axonn_tune.strategies.megatron.stage import module_layers, stored_matrices, trained_parameters
 from axonn_tune.strategies.optimizer import Gradients, Optimizer, clip_and_update
@@ -166,10 +167,17 @@ class ReplicaCommunication(SequenceParallel):
         if self.sync and self._pending.any():
             self._reduce(host, _PENDING_GRADIENTS, self._pending, self.options.replicas)
 
-    def _reduce(self, host: HostProgram, name: str, n_elements: Array, axis: str) -> None:
+    def _reduce(
+        self,
+        host: HostProgram,
+        name: str,
+        n_elements: Array,
+        axis: str,
+        n_weights: Size = np.inf,
+    ) -> None:
         """Start to reduce gradients over an axis of replicas, unless it is empty."""
         if axis:
-            n_calls = self._n_calls(n_elements, axis)
+            n_calls = self._n_calls(n_elements, axis, n_weights)
             self._prepare(host, name, n_elements, n_calls)
             nbytes = n_elements * self._gradient_bytes
             host.issue(name, self._reduce_kind, nbytes, axis, n_calls)
@@ -181,11 +189,12 @@ class ReplicaCommunication(SequenceParallel):
         n_elements: Array,
         element_bytes: Size,
         axis: str,
+        n_weights: Size = np.inf,
         after: tuple[str, ...] = (),
     ) -> None:
         """Start to gather updated weights, once the copies that `after` names have ended."""
         if axis:
-            n_calls = self._n_calls(n_elements, axis)
+            n_calls = self._n_calls(n_elements, axis, n_weights)
             host.issue(name, "all_gather", n_elements * element_bytes, axis, n_calls, after)
 
     def _prepare(self, host: HostProgram, name: str, n_elements: Array, n_buckets: Array) -> None:
@@ -205,36 +214,20 @@ class ReplicaCommunication(SequenceParallel):
         if program.scales_gradients:
             host.memory_bound(f"{name}.scale", 2.0 * self._has_replicas * nbytes, "scale")
 
-    def _n_calls(self, n_elements: Array, axis: str) -> Array:
+    @cached_property
+    def _buckets(self) -> Buckets:
+        """How gradients are cut into buckets."""
+        return Buckets(self.shapes, self.options)
+
+    def _n_calls(self, n_elements: Array, axis: str, n_weights: Size = np.inf) -> Array:
         """Return the number of buckets in which elements travel over an axis of replicas.
 
-        At the end of a step a rank has the buckets of all its virtual stages: one for each, and
-        more for the first, whose communication few passes could hide (Megatron-LM at d98e8a64,
-        disable_bucketing in training/training.py). Gains and biases count among these elements, but
-        are not in the buckets of weights that are stored in 8 bits, and start none.
+        At the end of a step a rank has the buckets of all its virtual stages. The number of weights
+        matters where they are few.
         """
-        program = self.options.engine.megatron
-        bucket_elements = self._bucket_elements(axis)
-        if not (self.options.overlap_grad_reduce or program.buckets_without_overlap):
-            bucket_elements = np.maximum(n_elements, 1.0)
-        elif program.fills_buckets:
-            bucket_elements = self._filled(bucket_elements)
         has_one_stage = self.options.overlap_grad_reduce or self.is_of_first_stage
-        n_stages = 1.0 if has_one_stage else self.shapes.table.n_virtual
-        n_buckets = n_elements / n_stages / bucket_elements
-        n_whole = np.ceil(n_buckets)
-        if program.fills_buckets and self.options.stores_low_weights(self.shapes.job):
-            n_whole = np.where(n_elements > 0, np.maximum(np.rint(n_buckets), 1.0), 0.0)
-            # No bucket ends within a weight, so that embedding and head are at most two.
-            is_outside = n_elements == self._stored_outside()
-            n_whole = np.where(is_outside, np.minimum(n_whole, 2.0), n_whole)
-        return n_whole + (n_stages - 1.0)
-
-    def _bucket_elements(self, axis: str) -> Array:
-        """Return the least number of elements of a bucket that travels over an axis of replicas."""
-        program = self.options.engine.megatron
-        per_replica = program.bucket_elements_per_replica * self.shapes.table.size(axis)
-        return np.maximum(program.bucket_elements, per_replica)
+        n_stages = 1.0 if has_one_stage else self.shapes.table.n_virtual.astype(np.float64)
+        return self._buckets.number(n_elements, axis, n_stages, n_weights)
 
     @cached_property
     def _has_one_bucket(self) -> np.ndarray:
@@ -246,25 +239,8 @@ class ReplicaCommunication(SequenceParallel):
         Buckets of routed experts are left out: no run with such large ones is known.
         """
         is_alone = not (self.options.shards_gradients or self.options.has_experts)
-        fits = self._dense < self._bucket_elements(self.options.replicas)
+        fits = self._dense < self._buckets.least_elements(self.options.replicas)
         return is_alone & fits & (self.shapes.table.n_virtual == 1)
-
-    def _filled(self, least_elements: Array) -> Array:
-        """Return the mean number of elements of buckets that end with the weight that fills them.
-
-        The weights of the blocks come as their gradients do, the last one first.
-        """
-        shapes = self.shapes
-        tensor = shapes.table.size("tensor")
-        pending = in_buckets = n_buckets = np.zeros(len(shapes.table))
-        for block in reversed(shapes.model.blocks):
-            for linear in reversed(shapes.model.linears_of(block)):
-                pending = pending + linear.elements_on_rank(tensor)
-                is_full = pending >= least_elements
-                in_buckets = in_buckets + is_full * pending
-                n_buckets = n_buckets + is_full
-                pending = np.where(is_full, 0.0, pending)
-        return np.where(n_buckets > 0, in_buckets / np.maximum(n_buckets, 1.0), least_elements)
 
     @cached_property
     def _pending(self) -> Array:
@@ -279,29 +255,10 @@ class ReplicaCommunication(SequenceParallel):
         is_cut = self._is_overlapped and not (self.options.shards_gradients or self._muon)
         if not is_cut or self.options.has_experts:
             return np.zeros(len(table))
-        pending = self._of_first_stage(self._pending_of)
+        pending = self._of_first_stage(
+            lambda layers: self._buckets.waiting(layers, self.options.replicas, self._has_head)
+        )
         return np.where(self._has_one_bucket | (table.n_virtual > 1), 0.0, pending)
-
-    def _pending_of(self, layers: Sequence[int]) -> Array:
-        """Return how many elements of some blocks wait as their first one begins, shape (C,).
-
-        The head comes first, unless it has a buffer of its own since it is not in 8 bits.
-        """
-        shapes = self.shapes
-        tensor = shapes.table.size("tensor")
-        least_elements = self._bucket_elements(self.options.replicas)
-        has_head = self._has_head & (not shapes.model.tied_embeddings) & shapes.job.trains_head
-        is_alone = self.options.stores_low_weights(shapes.job)
-        pending = has_head * (not is_alone) * shapes.model.head.parameters / tensor
-        pending = np.where(pending >= least_elements, 0.0, pending)
-        of_blocks = np.zeros(len(shapes.table))
-        for layer in reversed(layers[1:]):
-            for linear in reversed(shapes.model.linears_of(shapes.model.blocks[layer])):
-                n_elements = linear.elements_on_rank(tensor)
-                is_full = pending + n_elements >= least_elements
-                pending = np.where(is_full, 0.0, pending + n_elements)
-                of_blocks = np.where(is_full, 0.0, of_blocks + n_elements)
-        return of_blocks
 
     def _await_experts(self, host: HostProgram, name: str) -> None:
         """Wait for what has been started over the ranks that hold the same experts."""
@@ -510,14 +467,16 @@ class ReplicaCommunication(SequenceParallel):
         """Whether micro-steps gather the weights of blocks."""
         return self._is_overlapped and not self.options.deals_matrices(self.shapes.job)
 
-    def _left(self, is_early: bool) -> Array:
+    def _left(self, is_early: bool) -> tuple[Array, Array]:
         """Return how many parameters besides experts are left for the end of the step.
 
-        Micro-steps have reduced, or will gather, those of blocks if `is_early`.
+        Micro-steps have reduced, or will gather, those of blocks if `is_early`. The number of
+        weights that hold them follows: embedding and head, or any number.
         """
         of_blocks = self._share_at_end * self._n_layers * self._block_parameters
         are_at_end = self._has_one_bucket | (not is_early)
-        return self._stored_outside() + np.where(are_at_end, of_blocks, 0.0)
+        remaining = self._stored_outside() + np.where(are_at_end, of_blocks, 0.0)
+        return remaining, np.where(are_at_end, np.inf, 2.0)
 
     @property
     def _share_at_end(self) -> Size:
@@ -561,8 +520,9 @@ class ReplicaCommunication(SequenceParallel):
             self._reduce(host, EXPERT_GRADIENTS, experts, self._expert_replicas)
             self._await_experts(host, EXPERT_GRADIENTS)
         if not self.options.shards_gradients:
-            remaining = self._left(self._is_overlapped)
-            self._reduce(host, names.GRADIENT_REDUCE, remaining, self.options.replicas)
+            remaining, n_weights = self._left(self._is_overlapped)
+            axis = self.options.replicas
+            self._reduce(host, names.GRADIENT_REDUCE, remaining, axis, n_weights)
             host.wait(names.GRADIENT_REDUCE)
 
     def _update(self, host: HostProgram) -> tuple[str, ...]:
@@ -609,7 +569,7 @@ class ReplicaCommunication(SequenceParallel):
     def _gather_updated(self, host: HostProgram, updated: tuple[str, ...]) -> None:
         """Gather the weights that the replicas have updated for each other."""
         self._view_parts(host)
-        name, remaining = names.WEIGHTS_ALL_GATHER, self._left(self._gathers_early)
+        name, (remaining, n_weights) = names.WEIGHTS_ALL_GATHER, self._left(self._gathers_early)
         element: Size = self.shapes.element_bytes
         gathered = self.options.gathered_bytes(self.shapes.job)
         if not self._gathers_early or self._has_one_bucket.any():
@@ -619,11 +579,12 @@ class ReplicaCommunication(SequenceParallel):
             of_all = element - saved * (self._matrices - self._experts) / trained
             holds_all = self._has_one_bucket | (not self._gathers_early)
             element = np.where(holds_all, of_all, element)
-        self._gather(host, name, remaining, element, self.options.replicas, updated)
+        self._gather(host, name, remaining, element, self.options.replicas, n_weights, updated)
         host.wait(name)
         if not self._gathers_early:
             name, axis = _UPDATED_EXPERTS, self._expert_replicas
-            self._gather(host, name, self._share_at_end * self._experts, gathered, axis, updated)
+            experts = self._share_at_end * self._experts
+            self._gather(host, name, experts, gathered, axis, after=updated)
             self._await_experts(host, name)
         n_copies = self._n_copies_of_gathered
         host.memory_bound("weights.copy", n_copies * 2.0 * remaining * element, "copy")
