@@ -20,6 +20,9 @@ USUAL_MICRO_BATCHES = range(1, 9)
 LEAST_CHOICE = 3
 # One of any twelve successive numbers is divisible by 1, 2, 3, 4 and 6.
 NEAREST_SHARES = 12
+# A default batch is at most this part of the wanted one away from it, if GPUs that have a share
+# together can bring it so near.
+NEAR_FRACTION = 0.125
 
 
 @dataclass(frozen=True)
@@ -59,16 +62,31 @@ def nearest_shared_batch(
     """Return the batch nearest to the target that the GPUs can share evenly.
 
     Each GPU gets the same whole number of sequences, a multiple of the micro-batch, which can be
-    cut into micro-batches of several sizes. Where there are more GPUs than micro-batches, and GPUs
-    can split a sequence, 2, 4, 8 or more of them have a share together, as few as possible.
+    cut into micro-batches of several sizes. Where no such batch is near the target, and GPUs can
+    split a sequence, 2, 4, 8 or more of them have a share together, as few as possible.
     """
-    n_shares = n_gpus
-    while can_split_sequences and n_shares * micro_batch > target and n_shares % 2 == 0:
-        n_shares //= 2
-    middle = target // (n_shares * micro_batch)
+    tried = []
+    for n_together in _groups_of(n_gpus) if can_split_sequences else [1]:
+        batch = _nearest_with_choice(target, n_gpus // n_together * micro_batch, micro_batch)
+        if abs(batch - target) <= NEAR_FRACTION * target:
+            return batch
+        tried.append(batch)
+    return min(tried, key=lambda batch: abs(batch - target))
+
+
+def _groups_of(n_gpus: int) -> list[int]:
+    """Return the sizes 1, 2, 4, 8 and so on of equal groups of GPUs."""
+    return [2**power for power in range((n_gpus & -n_gpus).bit_length())]
+
+
+def _nearest_with_choice(target: int, multiple: int, micro_batch: int) -> int:
+    """Return the nearest multiple that leaves a choice of micro-batches to each share.
+
+    A share is a multiple of the micro-batch.
+    """
+    middle = target // multiple
     numbers = range(max(middle - NEAREST_SHARES, 1), middle + NEAREST_SHARES + 1)
-    shares = [number * micro_batch for number in numbers]
-    batches = [share * n_shares for share in shares if _leaves_a_choice(share)]
+    batches = [number * multiple for number in numbers if _leaves_a_choice(number * micro_batch)]
     return min(batches, key=lambda batch: abs(batch - target))
 
 

@@ -257,8 +257,8 @@ def test_bigscience_ran_as_its_chronicles_say():
 def test_alps_has_a_batch_that_its_gpus_can_share():
     rows = [row for row in load_published("axonn") if row["machine"] == "alps"]
     flops, _ = compare_runs(rows, LOADERS)
-    assert "batch of 6144 assumed" in flops.setting
-    assert abs(flops.error_fraction) < 0.25
+    assert "batch of 9216 assumed" in flops.setting
+    assert abs(flops.error_fraction) < 0.05
 
 
 def test_the_flops_of_axonns_runs_count_the_vocabulary_as_the_grid_pads_it():

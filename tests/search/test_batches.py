@@ -47,12 +47,12 @@ def test_no_nearer_batch_can_be_cut_into_the_micro_batches_of_all_gpus(target, n
 
 
 @given(TARGETS, COUNTS)
-def test_as_few_gpus_as_possible_split_a_sequence(target, n_gpus):
+def test_as_few_gpus_as_possible_share_a_batch_near_the_target(target, n_gpus):
     batch = nearest_shared_batch(target, n_gpus)
-    together = [2**k for k in range(20) if n_gpus % 2**k == 0]
-    enough = [n for n in together if n_gpus // n <= target]
-    least = min(enough) if enough else max(together)
-    assert batch == nearest_shared_batch(target, n_gpus // least, can_split_sequences=False)
+    groups = [2**k for k in range(20) if n_gpus % 2**k == 0]
+    batches = [nearest_shared_batch(target, n_gpus // n, can_split_sequences=False) for n in groups]
+    near = [b for b in batches if abs(b - target) <= target / 8]
+    assert batch == (near[0] if near else min(batches, key=lambda b: abs(b - target)))
 
 
 @given(st.integers(0, 17), st.integers(0, 24))
@@ -63,8 +63,8 @@ def test_powers_of_two_share_the_default(count, target):
 @pytest.mark.parametrize(
     ("n_gpus", "batch"),
     [
-        *((96, 8064), (384, 8064), (1000, 8000), (3072, 9216), (6144, 6144), (192, 8064)),
-        *((768, 7680), (640, 7680), (12288, 6144), (24576, 6144), (32768, 8192), (32769, 32769)),
+        *((96, 8064), (384, 8064), (1000, 8000), (3072, 9216), (6144, 9216), (192, 8064)),
+        *((768, 7680), (640, 7680), (12288, 9216), (24576, 9216), (32768, 8192), (32769, 32769)),
     ],
 )
 def test_the_default_for_counts_that_do_not_divide_it(n_gpus, batch):
