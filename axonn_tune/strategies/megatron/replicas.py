@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from axonn_tune.spec import names
-from axonn_tune.spec.candidates import Ints, distinct
-from axonn_tune.spec.job import MUON
 from axonn_tune.spec.layout import EXPERT_REPLICAS, PIPELINE
 from axonn_tune.spec.names import BACKWARD, FORWARD
 from axonn_tune.spec.plan import Array, Size
 from axonn_tune.strategies.casts import Casts
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.megatron.buckets import Buckets
-from axonn_tune.strategies.megatron.muon import Owned, owned_matrices, update_matrices
-from axonn_tune.strategies.megatron.stage import module_layers, stored_matrices, trained_parameters
+from axonn_tune.strategies.megatron.first_stage import FirstStage
+from axonn_tune.strategies.megatron.muon import update_matrices
 from axonn_tune.strategies.optimizer import Gradients, Optimizer, clip_and_update
-from axonn_tune.strategies.parameters import stage_parameters
-from axonn_tune.strategies.pipeline import layers_of_stage
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.sequence_parallel import SequenceParallel
 from axonn_tune.strategies.shapes import FP32_BYTES
@@ -94,9 +89,9 @@ class ReplicaCommunication(SequenceParallel):
         """
         table = self.shapes.table
         share = 1.0 / table.stages
-        n_calls = share * table.n_virtual / np.maximum(self._n_layers, 1.0)
-        of_block = self._block_parameters, self.options.replicas, "block"
-        of_experts = self._block_experts, self._expert_replicas, "experts"
+        n_calls = share * table.n_virtual / np.maximum(self._first.n_layers, 1.0)
+        of_block = self._first.block_parameters, self.options.replicas, "block"
+        of_experts = self._first.block_experts, self._expert_replicas, "experts"
         for n_elements, axis, what in (of_block, of_experts):
             if not axis:
                 continue
@@ -127,7 +122,7 @@ class ReplicaCommunication(SequenceParallel):
         elif weight.layer == first:
             share = self.shapes.n_backward / model.n_layers
             element = share * self.options.gathered_bytes(self.shapes.job)
-            blocks, experts = self._early_parameters, self._block_experts
+            blocks, experts = self._early_parameters, self._first.block_experts
             self._gather(host, _UPDATED_BLOCK, blocks, element, self.options.replicas)
             self._gather(host, _UPDATED_EXPERTS, experts, element, self._expert_replicas)
         elif weight.layer not in others:
@@ -137,7 +132,7 @@ class ReplicaCommunication(SequenceParallel):
         """Start to reduce the block's gradients, while earlier blocks form theirs."""
         if self.sync or self.options.shards_gradients:
             self._reduce(host, BLOCK_GRADIENTS, self._early_parameters, self.options.replicas)
-            self._reduce(host, EXPERT_GRADIENTS, self._block_experts, self._expert_replicas)
+            self._reduce(host, EXPERT_GRADIENTS, self._first.block_experts, self._expert_replicas)
 
     def send_gradient(self, host: HostProgram, layer: str) -> None:
         """Start to reduce gradients outside blocks, where they are sharded.
@@ -150,9 +145,9 @@ class ReplicaCommunication(SequenceParallel):
         has_own = not model.tied_embeddings and job.trains_head
         of_head = has_own * model.head.parameters / self.shapes.table.size("tensor")
         if not job.trains_embedding:
-            of_head = self._stored_outside()
+            of_head = self._first.outside
         if layer == "embedding":
-            others = self._stored_outside() - of_head
+            others = self._first.outside - of_head
             self._reduce(host, names.GRADIENT_REDUCE, others, self.options.replicas)
         elif layer == "head" and has_own:
             self._reduce(host, _HEAD_GRADIENT, of_head, self.options.replicas)
@@ -215,6 +210,11 @@ class ReplicaCommunication(SequenceParallel):
             host.memory_bound(f"{name}.scale", 2.0 * self._has_replicas * nbytes, "scale")
 
     @cached_property
+    def _first(self) -> FirstStage:
+        """What the first stage trains."""
+        return FirstStage(self.shapes, self.options)
+
+    @cached_property
     def _buckets(self) -> Buckets:
         """How gradients are cut into buckets."""
         return Buckets(self.shapes, self.options)
@@ -239,7 +239,7 @@ class ReplicaCommunication(SequenceParallel):
         Buckets of routed experts are left out: no run with such large ones is known.
         """
         is_alone = not (self.options.shards_gradients or self.options.has_experts)
-        fits = self._dense < self._buckets.least_elements(self.options.replicas)
+        fits = self._first.dense < self._buckets.least_elements(self.options.replicas)
         return is_alone & fits & (self.shapes.table.n_virtual == 1)
 
     @cached_property
@@ -252,11 +252,12 @@ class ReplicaCommunication(SequenceParallel):
         and virtual stages have one bucket each.
         """
         table = self.shapes.table
-        is_cut = self._is_overlapped and not (self.options.shards_gradients or self._muon)
+        first, axis = self._first, self.options.replicas
+        is_cut = self._is_overlapped and not (self.options.shards_gradients or first.muon)
         if not is_cut or self.options.has_experts:
             return np.zeros(len(table))
-        pending = self._of_first_stage(
-            lambda layers: self._buckets.waiting(layers, self.options.replicas, self._has_head)
+        pending = first.of_layers(
+            lambda layers: self._buckets.waiting(layers, axis, first.has_head)
         )
         return np.where(self._has_one_bucket | (table.n_virtual > 1), 0.0, pending)
 
@@ -274,84 +275,15 @@ class ReplicaCommunication(SequenceParallel):
         return "reduce_scatter" if is_scattered else "all_reduce"
 
     @property
-    def _block_parameters(self) -> Array:
-        """The number of parameters besides experts that a rank trains in a block on average."""
-        return self._in_mean_block[0]
-
-    @property
     def _early_parameters(self) -> Array:
-        """The number of these whose bucket is reduced and gathered while a micro-step computes."""
-        of_blocks = self._block_parameters - self._pending / np.maximum(self._n_layers, 1.0)
-        return np.where(self._has_one_bucket, 0.0, of_blocks)
+        """The number of parameters of a block that travel while a micro-step computes.
 
-    @property
-    def _block_experts(self) -> Array:
-        """The number of experts' parameters that a rank trains in a block on average."""
-        return self._in_mean_block[1]
-
-    @property
-    def _in_mean_block(self) -> tuple[Array, Array]:
-        """The parameters of dense parts and of experts in the mean block with a backward pass.
-
-        Where replicas share whole matrices, what their buffers have beside these counts, too.
+        Experts are counted by themselves.
         """
-        layers = range(self.shapes.model.n_layers)
-        dense, experts = trained_parameters(self.shapes, layers, False, False)
-        dense, experts = dense / self.shapes.n_backward, experts / self.shapes.n_backward
-        if self._muon is None:
-            return dense, experts
-        n_layers = np.maximum(self._n_layers, 1.0)
-        return dense + self._muon.padding / n_layers, experts + self._muon.expert_padding / n_layers
-
-    @cached_property
-    def _muon(self) -> Owned | None:
-        """The matrices of the first stage that Muon updates; None with another optimizer."""
-        if self.shapes.job.optimizer != MUON:
-            return None
-        kinds, layers_of_kinds = self._first_stages
-        owned, *others = (
-            owned_matrices(self.shapes, self.options, layers, first=True, last=self._has_head)
-            for layers in layers_of_kinds
-        )
-        for number, of_kind in enumerate(others, start=1):
-            owned = of_kind.chosen(kinds == number, owned)
-        return owned
+        pending = self._pending / np.maximum(self._first.n_layers, 1.0)
+        return np.where(self._has_one_bucket, 0.0, self._first.block_parameters - pending)
 
     # Once per micro-step and once per step -----------------------------------------------------
-
-    def _of_first_stage(self, quantity: Callable[[Sequence[int]], Size]) -> Array:
-        """Return a quantity of the trained layers of the first stage, shape (C,).
-
-        It stores most, since it has the embedding.
-        """
-        kinds, layers_of_kinds = self._first_stages
-        result = np.zeros(len(self.shapes.table))
-        for number, layers in enumerate(layers_of_kinds):
-            result = np.where(kinds == number, quantity(layers), result)
-        return result
-
-    @cached_property
-    def _first_stages(self) -> tuple[Ints, list[list[int]]]:
-        """The kind of each candidate's first stage, shape (C,), and the trained layers of each."""
-        shapes = self.shapes
-        table = shapes.table
-        first_rows, kinds = distinct(table.stages, table.n_virtual)
-        of_kinds = []
-        for row in first_rows.tolist():
-            one = table.take(slice(row, row + 1))
-            layers = shapes.backward_layers(layers_of_stage(shapes, 0, one))
-            of_kinds.append([*layers, *module_layers(shapes, one.n_stages == 1)])
-        return kinds, of_kinds
-
-    @cached_property
-    def _n_layers(self) -> Array:
-        """The number of trained layers of the first stage."""
-        return self._of_first_stage(len)
-
-    @property
-    def _has_head(self) -> bool:
-        """Whether the first stage is the last one, too."""
-        return not self.shapes.table.is_pipelined
 
     @property
     def _embedding_parameters(self) -> Array:
@@ -359,20 +291,6 @@ class ReplicaCommunication(SequenceParallel):
         model = self.shapes.model
         of_words = model.head.parameters / self.shapes.table.size("tensor")
         return of_words + model.position_parameters
-
-    def _stored_outside(self) -> Array:
-        """Return how many parameters the first stage trains outside blocks."""
-        return trained_parameters(self.shapes, (), True, self._has_head)[0]
-
-    def _replicated(self, layers: Sequence[int]) -> float:
-        """Return how many parameters every rank of a tensor group has whole in the first stage.
-
-        These are norms, routers, products that are not split, and biases along the residual stream.
-        Learned positions are looked up before the ranks split the tokens.
-        """
-        is_last = self._has_head and self.shapes.job.trains_head
-        _, replicated, _ = stage_parameters(self.shapes.model, layers, False, is_last)
-        return replicated
 
     def accumulate(self, host: HostProgram, last_layer: str) -> None:
         """Add the micro-step's gradients to the fp32 sums, unless products have added them.
@@ -390,7 +308,7 @@ class ReplicaCommunication(SequenceParallel):
                 nbytes = self._embedding_parameters * element_bytes
                 host.memory_bound(names.GRADIENT_ACCUMULATE, nbytes, "add")
             return
-        stored = self._dense + self._experts
+        stored = self._first.dense + self._first.experts
         if self.options.engine.megatron.autocasts:
             self._autocast(host, stored / self.shapes.table.n_virtual)
             return
@@ -421,7 +339,7 @@ class ReplicaCommunication(SequenceParallel):
         host.wait(BLOCK_GRADIENTS)
         host.wait(names.GRADIENT_REDUCE)
         self._await_experts(host, EXPERT_GRADIENTS)
-        owned = self.options.owned_share(self.shapes, self._dense, self._experts)
+        owned = self.options.owned_share(self.shapes, self._first.dense, self._first.experts)
         nbytes = self._shares_gradients * 3.0 * owned * self._gradient_bytes
         host.memory_bound("gradient.shards", nbytes, "add")
 
@@ -452,16 +370,6 @@ class ReplicaCommunication(SequenceParallel):
         """Whether micro-steps reduce the gradients of blocks, and gather their weights."""
         return self.options.overlaps_reduction(self.shapes.job)
 
-    @cached_property
-    def _dense(self) -> Array:
-        """The number of parameters that the first stage trains besides routed experts."""
-        return self._stored_outside() + self._n_layers * self._block_parameters
-
-    @cached_property
-    def _experts(self) -> Array:
-        """The number of parameters of routed experts that the first stage trains."""
-        return self._n_layers * self._block_experts
-
     @property
     def _gathers_early(self) -> bool:
         """Whether micro-steps gather the weights of blocks."""
@@ -473,9 +381,9 @@ class ReplicaCommunication(SequenceParallel):
         Micro-steps have reduced, or will gather, those of blocks if `is_early`. The number of
         weights that hold them follows: embedding and head, or any number.
         """
-        of_blocks = self._share_at_end * self._n_layers * self._block_parameters
+        of_blocks = self._share_at_end * self._first.n_layers * self._first.block_parameters
         are_at_end = self._has_one_bucket | (not is_early)
-        remaining = self._stored_outside() + np.where(are_at_end, of_blocks, 0.0)
+        remaining = self._first.outside + np.where(are_at_end, of_blocks, 0.0)
         return remaining, np.where(are_at_end, np.inf, 2.0)
 
     @property
@@ -483,40 +391,26 @@ class ReplicaCommunication(SequenceParallel):
         """The share of a rank's blocks that are exchanged at the end, if no micro-step does so."""
         return 1.0 / self.shapes.table.n_virtual if self.is_of_first_stage else 1.0
 
-    @cached_property
-    def _n_weights(self) -> Array:
-        """The number of weights, gains and biases that the first stage trains."""
-        model = self.shapes.model
-        n_of_block = len(model.block_linears) + model.n_vectors / model.n_layers
-        has_own_head = self._has_head & (not model.tied_embeddings)
-        return 1 + has_own_head + self._n_layers * n_of_block
-
     @property
     def _n_launched(self) -> Size:
         """The number of kernels that do the same for all gradients or weights."""
-        return self._n_weights if self.options.engine.megatron.launches_per_weight else 1.0
-
-    @cached_property
-    def _matrices(self) -> Array:
-        """The number of elements of the matrices that the first stage trains."""
-        trains_weights = self.shapes.job.trains_weights
-        return trains_weights * self._of_first_stage(partial(stored_matrices, self.shapes))
+        return self._first.n_weights if self.options.engine.megatron.launches_per_weight else 1.0
 
     def _sum_replicated(self, host: HostProgram) -> None:
         """Sum the gradients of copies of the embedding, and of norms that ranks share."""
         shapes = self.shapes
         has_copy = shapes.model.tied_embeddings or shapes.job.mtp_modules > 0
-        if has_copy and not self._has_head:
+        if has_copy and not self._first.has_head:
             shared_bytes = shapes.model.head.parameters * self._gradient_bytes / shapes.y
             host.run(names.GRADIENT_EMBEDDING, "send_recv", shared_bytes, PIPELINE)
         if self.options.sequence_parallel:
-            norm_bytes = self._of_first_stage(self._replicated) * self._gradient_bytes
+            norm_bytes = self._first.replicated * self._gradient_bytes
             host.run("gradient.norms.all_reduce", "all_reduce", norm_bytes, "tensor")
 
     def _reduce_remaining(self, host: HostProgram) -> None:
         """Reduce gradients over the replicas, with overlap those of parameters outside blocks."""
         if not self._is_overlapped:
-            experts = self._share_at_end * self._experts
+            experts = self._share_at_end * self._first.experts
             self._reduce(host, EXPERT_GRADIENTS, experts, self._expert_replicas)
             self._await_experts(host, EXPERT_GRADIENTS)
         if not self.options.shards_gradients:
@@ -528,12 +422,12 @@ class ReplicaCommunication(SequenceParallel):
     def _update(self, host: HostProgram) -> tuple[str, ...]:
         """Clip the gradients and update the weights; return what the gathers wait for."""
         options = self.options
-        stored = self._dense + self._experts
+        stored = self._first.dense + self._first.experts
         owned = stored
         if options.distributed_optimizer:
-            owned = options.owned_share(self.shapes, self._dense, self._experts)
+            owned = options.owned_share(self.shapes, self._first.dense, self._first.experts)
         clipped = stored if options.engine.megatron.sums_sharded else owned
-        muon = self._muon
+        muon = self._first.muon
         if muon is not None:
             owned = muon.others / self._n_sharing
             clipped = owned + muon.elements
@@ -564,7 +458,8 @@ class ReplicaCommunication(SequenceParallel):
     @property
     def _n_pieces(self) -> Array:
         """The number of tensors, or parts of them, that a rank has; a bucket's parts are cut."""
-        return self._n_weights / self._n_sharing + self._n_calls(self._dense, self.options.replicas)
+        n_buckets = self._n_calls(self._first.dense, self.options.replicas)
+        return self._first.n_weights / self._n_sharing + n_buckets
 
     def _gather_updated(self, host: HostProgram, updated: tuple[str, ...]) -> None:
         """Gather the weights that the replicas have updated for each other."""
@@ -575,15 +470,15 @@ class ReplicaCommunication(SequenceParallel):
         if not self._gathers_early or self._has_one_bucket.any():
             saved = self.shapes.element_bytes - gathered
             # A first stage that holds only a frozen embedding trains nothing.
-            trained = np.maximum(self._dense, 1.0)
-            of_all = element - saved * (self._matrices - self._experts) / trained
+            trained = np.maximum(self._first.dense, 1.0)
+            of_all = element - saved * (self._first.matrices - self._first.experts) / trained
             holds_all = self._has_one_bucket | (not self._gathers_early)
             element = np.where(holds_all, of_all, element)
         self._gather(host, name, remaining, element, self.options.replicas, n_weights, updated)
         host.wait(name)
         if not self._gathers_early:
             name, axis = _UPDATED_EXPERTS, self._expert_replicas
-            experts = self._share_at_end * self._experts
+            experts = self._share_at_end * self._first.experts
             self._gather(host, name, experts, gathered, axis, after=updated)
             self._await_experts(host, name)
         n_copies = self._n_copies_of_gathered
@@ -606,7 +501,7 @@ class ReplicaCommunication(SequenceParallel):
         if view_seconds is None:
             return
         n_replicas = self.shapes.table.size(self.options.replicas)
-        n_parts = self._n_weights * n_replicas * self._has_replicas
+        n_parts = self._first.n_weights * n_replicas * self._has_replicas
         host.idle(names.views("weights"), n_parts * view_seconds.value)
 
     def _cast_updated(self, host: HostProgram) -> None:
@@ -620,6 +515,6 @@ class ReplicaCommunication(SequenceParallel):
         casts = Casts(self.shapes)
         gathers_low = self.options.gathers_low_weights(self.shapes.job)
         cast = casts.transpose_kept_weights if gathers_low else casts.cast_kept_weights
-        cast(host, names.WEIGHTS_CAST, self._matrices)
+        cast(host, names.WEIGHTS_CAST, self._first.matrices)
         n_others = self.shapes.table.stages - 1.0
-        cast(host, names.WEIGHTS_CAST_ELSEWHERE, n_others * self._matrices)
+        cast(host, names.WEIGHTS_CAST_ELSEWHERE, n_others * self._first.matrices)
