@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.normal import NORMAL_FROM_MEDIAN
 from axonn_tune.spec.plan import Array, Size
 
@@ -49,6 +50,15 @@ class Curve(NamedTuple):
         work = np.asarray(work, dtype=np.float64)
         beyond = np.maximum(work - self.nbytes[-1], 0.0)
         return np.asarray(np.interp(work, self.nbytes, self.seconds) + beyond * self.last_slope)
+
+
+def used_curves(curve_of: Ints, curves: Sequence[Curve]) -> list[tuple[Curve, Ints]]:
+    """Return each curve that holds for at least one group, with the rows of its groups.
+
+    `curve_of` holds the index of each group's curve, -1 where it has none, shape (P,).
+    """
+    used = np.flatnonzero(np.bincount(curve_of[curve_of >= 0])).tolist()
+    return [(curves[number], np.flatnonzero(curve_of == number)) for number in used]
 
 
 def _last_slope(sizes: Array, seconds: Array) -> float:

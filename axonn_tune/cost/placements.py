@@ -8,14 +8,8 @@ from functools import cached_property
 
 import numpy as np
 
-from axonn_tune.cost.links import (
-    AxisLinks,
-    HopDelays,
-    KindLinks,
-    SteppedLinks,
-    SteppedTrees,
-    axis_links,
-)
+from axonn_tune.cost.links import AxisLinks, KindLinks, axis_links
+from axonn_tune.cost.stepped import HopDelays, SteppedLinks, SteppedTrees
 from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.candidates import Ints, Placements, distinct
 from axonn_tune.spec.layout import EXPERT
