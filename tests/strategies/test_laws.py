@@ -329,6 +329,7 @@ def test_the_end_of_megatrons_step_by_hand(
     }
     if distributed:
         wanted["weights.all_gather"] = ("all_gather", replicas, approx(left * weight))
+        wanted["gradient.norm.all_reduce_context*data"] = ("all_reduce", replicas, 4.0)
     if model.tied_embeddings and n_stages > 1:
         shared = 1024 * 256 * gradient / 2
         wanted["gradient.embedding.send_recv"] = ("send_recv", "pipeline", shared)

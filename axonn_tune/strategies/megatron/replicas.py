@@ -361,6 +361,7 @@ class ReplicaCommunication(SequenceParallel):
         self._reduce_remaining(host)
         updated = self._update(host)
         if self.options.distributed_optimizer:
+            self._agree_on_scales(host)
             self._gather_updated(host, updated)
         if trains_weights:
             self._cast_updated(host)
@@ -443,12 +444,40 @@ class ReplicaCommunication(SequenceParallel):
             host,
             self.shapes.job,
             Gradients(owned, clipped, cleared, self._gradient_bytes),
-            {names.norm_all_reduce(axis): axis for axis in ("tensor", PIPELINE)},
+            {names.norm_all_reduce(axis): axis for axis in self._norm_axes},
             optimizer,
         )
         if muon is not None:
             update_matrices(host, self.shapes, muon, self._gradient_bytes)
         return updated
+
+    @property
+    def _norm_axes(self) -> tuple[str, ...]:
+        """The axes over which the square of the gradients' norm is summed.
+
+        A rank with a share of the gradients knows only their part of it (Megatron-LM at d98e8a64,
+        core/optimizer/__init__.py: the grad_stats_parallel_group of a distributed optimizer is its
+        intra_dist_opt_group, which holds all replicas).
+        """
+        options = self.options
+        has_share = options.distributed_optimizer and not options.engine.megatron.sums_sharded
+        return ("tensor", PIPELINE, *((options.replicas,) if has_share else ()))
+
+    def _agree_on_scales(self, host: HostProgram) -> None:
+        """Find the largest value of each weight before it is cast, where it has a single scale.
+
+        Each replica has updated a part of it (Transformer Engine d0067d0d,
+        pytorch/tensor/utils.py, cast_master_weights_to_fp8, whose group is that of the replicas).
+        """
+        job = self.shapes.job
+        recipe = job.recipe
+        if recipe is None or not self.options.gathers_low_weights(job):
+            return
+        if recipe.knows_scales or recipe.finds_scale_of_tensor:
+            n_matrices = self._n_layers * len(self.shapes.model.block_linears)
+            nbytes = job.trains_weights * FP32_BYTES * n_matrices
+            name = names.all_reduce("weights.scales")
+            host.run(name, "all_reduce", nbytes, self.options.replicas)
 
     @property
     def _n_sharing(self) -> Size:
