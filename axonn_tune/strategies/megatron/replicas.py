@@ -474,7 +474,7 @@ class ReplicaCommunication(SequenceParallel):
         if recipe is None or not self.options.gathers_low_weights(job):
             return
         if recipe.knows_scales or recipe.finds_scale_of_tensor:
-            n_matrices = self._n_layers * len(self.shapes.model.block_linears)
+            n_matrices = self._first.n_layers * len(self.shapes.model.block_linears)
             nbytes = job.trains_weights * FP32_BYTES * n_matrices
             name = names.all_reduce("weights.scales")
             host.run(name, "all_reduce", nbytes, self.options.replicas)
