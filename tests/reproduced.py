@@ -12,7 +12,9 @@ from axonn_tune.cli.main import main
 from axonn_tune.io.presets import load_engine, load_machine, load_model
 from axonn_tune.reproduce import reproduction as module
 from axonn_tune.reproduce.reproduction import Reproduction
+from axonn_tune.reproduce.results import compare_published, predict_runs
 from axonn_tune.reproduce.runs import Loaders
+from axonn_tune.reproduce.steps import time_runs
 
 LOADERS = Loaders(load_model, load_machine, load_engine)
 
@@ -20,6 +22,16 @@ LOADERS = Loaders(load_model, load_machine, load_engine)
 def words_of_page(name):
     """The text of a page of the documentation in one line."""
     return " ".join((Path(__file__).parents[1] / "docs" / name).read_text().split())
+
+
+def compared(runs):
+    """Predict runs, and compare each of their numbers with its prediction."""
+    return compare_published(runs, predict_runs(runs))
+
+
+def timed_runs(runs):
+    """Predict measured steps, and set them beside their predictions and the naive baseline."""
+    return time_runs(runs, predict_runs(runs))
 
 
 @dataclass(frozen=True)

@@ -187,23 +187,27 @@ def host_seconds(
     n_collectives: dict[str, Size] = {}
     for phase in phases:
         repeats = np.asarray(phase.repeats, dtype=np.float64)
+        n_sent: dict[str, Size] = {}
+        n_issues: Size = 0.0
         for op in phase.operations:
             if isinstance(op, Collective):
-                is_sent = np.asarray(op.nbytes) > 0
-                n_collectives[op.axis] = n_collectives.get(op.axis, 0.0) + repeats * is_sent
+                n_sent[op.axis] = n_sent.get(op.axis, 0.0) + np.greater(op.nbytes, 0.0)
             elif isinstance(op, MemoryBound):
-                n_issues = op.n_launches if op.n_issues is None else op.n_issues
-                count += repeats * n_issues * (np.asarray(op.nbytes) > 0)
+                issues = op.n_launches if op.n_issues is None else op.n_issues
+                n_issues = n_issues + issues * np.greater(op.nbytes, 0.0)
             elif isinstance(op, GroupedGemm):
-                n_issues = repeats * op.n_launches * op.n_issues
+                issues = op.n_launches * op.n_issues
                 if op.issue_seconds:
-                    of_experts += n_issues * (op.issue_seconds * issue_factor)
+                    of_experts += repeats * issues * (op.issue_seconds * issue_factor)
                 else:
-                    count += n_issues
+                    n_issues = n_issues + issues
             elif isinstance(op, Attention):
-                count += repeats * op.n_launches
-            elif not isinstance(op, HostWork | HostKernel):
-                count += repeats
+                n_issues = n_issues + op.n_launches
+            elif not isinstance(op, (HostWork, HostKernel)):
+                n_issues = n_issues + 1.0
+        count += repeats * n_issues
+        for axis, number in n_sent.items():
+            n_collectives[axis] = n_collectives.get(axis, 0.0) + repeats * number
     for axis, number in n_collectives.items():
         n_ranks = table.size(axis)
         count += number * (n_ranks > 1)

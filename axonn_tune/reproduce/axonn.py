@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from axonn_tune.cost.links import axis_links
+from axonn_tune.processes import mapped
 from axonn_tune.reproduce.comparison import Comparison
+from axonn_tune.reproduce.results import LEAST_SHARED
 from axonn_tune.reproduce.runs import Loaders, Row
 from axonn_tune.search.batches import nearest_shared_batch
 from axonn_tune.search.rank import Each, Ranking, rank_candidates
@@ -56,7 +59,7 @@ _ASSUMED_OF_LOGS = ("vocabulary",)
 
 def compare_runs(rows: Sequence[Row], loaders: Loaders, each: Each = iter) -> list[Comparison]:
     """Predict each row of the table of end results."""
-    return [_compare_run(row, loaders) for row in each(rows)]
+    return list(mapped(partial(_compare_run, loaders=loaders), rows, LEAST_SHARED, each))
 
 
 def _compare_run(row: Row, loaders: Loaders) -> Comparison:

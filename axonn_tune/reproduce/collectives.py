@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from axonn_tune.cost.prices import group_seconds
 from axonn_tune.reproduce.comparison import Comparison, ErrorSummary, grouped, summarise
 from axonn_tune.reproduce.runs import Loaders, Row
 
 _MIB = 2.0**20
+# What is equal for collectives that differ in their bytes alone.
+_GROUP_COLUMNS = ("machine", "kind", "ranks")
 # The table, its source and its certainty, by where the ranks are.
 _TABLES = {
     "across nodes": ("collectives_pccl", "arXiv 2504.18658v2 (IPDPS 2026)", "figure"),
@@ -69,18 +73,34 @@ def timed_collectives(
 ) -> dict[str, Sequence[TimedCollective]]:
     """Predict the measured collectives, by where their ranks are; `load` finds a table by name."""
     return {
-        place: [_time_collective(row, loaders, source, certainty) for row in load(table)]
+        place: _time_collectives(load(table), loaders, source, certainty)
         for place, (table, source, certainty) in _TABLES.items()
     }
 
 
-def _time_collective(row: Row, loaders: Loaders, source: str, certainty: str) -> TimedCollective:
-    """Predict a row, in which one group holds all ranks and they fill one node after another."""
+def _time_collectives(
+    rows: Sequence[Row], loaders: Loaders, source: str, certainty: str
+) -> list[TimedCollective]:
+    """Predict the rows of a table; those of one machine, kind and number of ranks come at once.
+
+    One group holds all ranks, and they fill one node after another.
+    """
+    timed: dict[int, TimedCollective] = {}
+    alike = grouped(range(len(rows)), lambda i: tuple(rows[i][c] for c in _GROUP_COLUMNS))
+    for (machine, kind, n_ranks), indices in alike.items():
+        nbytes = np.array([float(rows[i]["mebibytes"]) * _MIB for i in indices])
+        seconds = group_seconds(loaders.machine(machine), kind, 1, int(n_ranks), nbytes)
+        for i, of_row, predicted in zip(indices, nbytes.tolist(), seconds.tolist(), strict=True):
+            timed[i] = _timed_collective(rows[i], of_row, predicted, source, certainty)
+    return [timed[i] for i in range(len(rows))]
+
+
+def _timed_collective(
+    row: Row, nbytes: float, predicted: float, source: str, certainty: str
+) -> TimedCollective:
+    """Return a row beside its predicted time."""
     name = row["machine"]
     n_ranks = int(row["ranks"])
-    nbytes = float(row["mebibytes"]) * _MIB
-    machine = loaders.machine(name)
-    predicted = float(group_seconds(machine, row["kind"], 1, n_ranks, nbytes)[0])
     comparison = Comparison(
         machine=name,
         subject=f"{row['kind']} of {row['mebibytes']} MiB over {n_ranks} ranks",

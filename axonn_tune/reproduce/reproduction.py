@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from axonn_tune.reproduce import fsdp, megatron, sharded
 from axonn_tune.reproduce.alps import megatron_on_alps, steps_of_cscs
@@ -22,7 +23,7 @@ from axonn_tune.reproduce.model_zoo import model_zoo
 from axonn_tune.reproduce.nanotron import nanotron
 from axonn_tune.reproduce.nemo import mlperf, nemo, nemo_releases
 from axonn_tune.reproduce.ratios import compare_ratios
-from axonn_tune.reproduce.results import compare_published
+from axonn_tune.reproduce.results import compare_published, predict_runs
 from axonn_tune.reproduce.runs import Loaders, Row, Run
 from axonn_tune.reproduce.simumax import simumax
 from axonn_tune.reproduce.steps import TimedRun, time_runs
@@ -43,13 +44,22 @@ class Reproduction:
 def reproduce(
     load: Callable[[str], Sequence[Row]], loaders: Loaders, each: Each = iter
 ) -> Reproduction:
-    """Predict everything; `load` finds a published table by name."""
+    """Predict everything; `load` finds a published table by name.
+
+    The runs of all tables are predicted at once, so that processes that share them start once.
+    """
+    published = published_runs(load, loaders)
+    measured = measured_steps(load, loaders)
+    predictions = iter(predict_runs([*published, *chain(*measured.values())], each))
     results = [
         *compare_runs(load("axonn"), loaders, each),
-        *compare_published(published_runs(load, loaders), each),
+        *compare_published(published, list(islice(predictions, len(published)))),
         *compare_ratios(load("frontier"), loaders),
     ]
-    steps = {name: time_runs(runs, each) for name, runs in measured_steps(load, loaders).items()}
+    steps = {
+        name: time_runs(runs, list(islice(predictions, len(runs))))
+        for name, runs in measured.items()
+    }
     links = compare_links(load("axonn_links"), loaders)
     return Reproduction(results, steps, links, timed_collectives(load, loaders))
 

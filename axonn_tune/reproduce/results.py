@@ -8,7 +8,8 @@ from axonn_tune.processes import mapped
 from axonn_tune.reproduce.comparison import Comparison
 from axonn_tune.reproduce.runs import Run
 from axonn_tune.search.rank import Each, best_of, only_configuration
-from axonn_tune.spec.configuration import Configuration
+from axonn_tune.spec.job import Job
+from axonn_tune.spec.model import Model
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import first_stage_bytes, predict_each
 from axonn_tune.step.prediction import Prediction
@@ -54,40 +55,47 @@ def predict_runs(runs: Sequence[Run], each: Each = iter) -> list[Prediction | No
 
     Runs of one scenario of which the whole configuration is known are predicted together.
     """
-    configurations = [only_configuration(run.search) for run in runs]
-    searched = [i for i, configuration in enumerate(configurations) if configuration is None]
-    known: list[tuple[Scenario, dict[int, Configuration]]] = []
-    for i, (run, configuration) in enumerate(zip(runs, configurations, strict=True)):
-        if configuration is None:
-            continue
-        scenario = run.search.scenario
-        alike = next((found for other, found in known if other == scenario), None)
-        if alike is None:
-            known.append((scenario, {i: configuration}))
-        else:
-            alike[i] = configuration
 
-    def best(i: int) -> Prediction | None:
-        return best_of(runs[i].search, detail="time").prediction
+    def predicted(alike: list[int]) -> list[Prediction | None]:
+        searches = [runs[i].search for i in alike]
+        configurations = [only_configuration(search) for search in searches]
+        known = [each for each in configurations if each is not None]
+        together = iter(predict_each(searches[0].scenario, known) if known else ())
+        return [
+            next(together) if configuration else best_of(search, detail="time").prediction
+            for search, configuration in zip(searches, configurations, strict=True)
+        ]
 
-    def each_known(of_scenario: tuple[Scenario, dict[int, Configuration]]) -> list[Prediction]:
-        scenario, alike = of_scenario
-        return predict_each(scenario, list(alike.values()))
-
+    of_scenarios = _by_scenario(runs)
     scenarios = [run.search.scenario for run in runs]
-    found = mapped(best, searched, LEAST_SHARED, each, scenarios)
-    predictions = dict(zip(searched, found, strict=True))
-    found_together = mapped(each_known, known, LEAST_SHARED, each, scenarios)
-    for (_, alike), together in zip(known, found_together, strict=True):
+    found = mapped(predicted, of_scenarios, LEAST_SHARED, each, scenarios)
+    predictions: dict[int, Prediction | None] = {}
+    for alike, together in zip(of_scenarios, found, strict=True):
         predictions |= zip(alike, together, strict=True)
     return [predictions[i] for i in range(len(runs))]
 
 
-def compare_published(runs: Sequence[Run], each: Each = iter) -> list[Comparison]:
+def _by_scenario(runs: Sequence[Run]) -> list[list[int]]:
+    """Return the indices of the runs of each scenario."""
+    of_jobs: dict[tuple[Model, Job], list[tuple[Scenario, list[int]]]] = {}
+    for i, run in enumerate(runs):
+        scenario = run.search.scenario
+        of_job = of_jobs.setdefault((scenario.model, scenario.job), [])
+        alike = next((indices for other, indices in of_job if other == scenario), None)
+        if alike is None:
+            of_job.append((scenario, [i]))
+        else:
+            alike.append(i)
+    return [alike for of_job in of_jobs.values() for _, alike in of_job]
+
+
+def compare_published(
+    runs: Sequence[Run], predictions: Sequence[Prediction | None]
+) -> list[Comparison]:
     """Return one comparison for each number of each run."""
     return [
         compare_number(run, metric, prediction)
-        for run, prediction in zip(runs, predict_runs(runs, each), strict=True)
+        for run, prediction in zip(runs, predictions, strict=True)
         for metric in run.published
     ]
 

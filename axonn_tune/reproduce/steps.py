@@ -9,9 +9,8 @@ import numpy as np
 
 from axonn_tune.correlation import rank_correlation
 from axonn_tune.reproduce.comparison import Comparison, ErrorSummary, grouped, summary_of
-from axonn_tune.reproduce.results import compare_number, predict_runs
+from axonn_tune.reproduce.results import compare_number
 from axonn_tune.reproduce.runs import Run
-from axonn_tune.search.rank import Each
 from axonn_tune.spec.model import Model
 from axonn_tune.step.prediction import Prediction
 
@@ -89,10 +88,10 @@ class GroupError:
     assumed: tuple[str, ...]
 
 
-def time_runs(runs: Sequence[Run], each: Each = iter) -> list[TimedRun]:
-    """Predict measured steps, and set them beside the naive baseline."""
+def time_runs(runs: Sequence[Run], predictions: Sequence[Prediction | None]) -> list[TimedRun]:
+    """Set measured steps beside their predictions and the naive baseline."""
     predicted = []
-    for run, prediction in zip(runs, predict_runs(runs, each), strict=True):
+    for run, prediction in zip(runs, predictions, strict=True):
         assert prediction is not None, "searches of measured runs include what does not fit"
         predicted.append((run, prediction))
     return beside_baseline(predicted)

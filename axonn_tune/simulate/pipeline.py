@@ -196,12 +196,12 @@ def _ends(schedule: PipelineSchedule, duration: Array, beside_seconds: Array) ->
     ends = sum((duration[of_place] for of_place in schedule.rows[1:]), duration[schedule.rows[0]])
     ends[0] = 0.0
     sends_beside = beside_seconds.any()
-    for start, end, (previous, *needed), (_, *travels) in schedule.levels:
+    for start, end, (previous, *needed) in schedule.levels:
         free = ends.take(previous, axis=0)
-        for source, each_travels in zip(needed, travels, strict=True):
+        for number, source in enumerate(needed):
             arrival = ends.take(source, axis=0)
             if sends_beside:
-                arrival += each_travels[:, None] * beside_seconds
+                arrival += schedule.travels[number, start:end, None] * beside_seconds
             np.maximum(free, arrival, out=free)
         ends[start:end] += free
     return ends

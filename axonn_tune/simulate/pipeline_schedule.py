@@ -138,14 +138,11 @@ class Level(NamedTuple):
     sources
         Indices of the slots on which each slot depends: the one that the same rank runs before it,
         then those whose results its passes need. Each array has the shape (slots of the level,).
-    travels
-        Whether each of these results may travel beside the passes, as bools in place of indices.
     """
 
     start: int
     end: int
     sources: tuple[np.ndarray, ...]
-    travels: tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +161,9 @@ class PipelineSchedule:
         its result may travel beside the next one, shape (slots + 1,).
     levels
         Levels in the order in which they are played.
+    travels
+        Whether the result that each pass of a slot needs may travel beside the passes, shape
+        (passes of a slot, slots + 1).
     last_of_rank
         Index of the last slot of each rank.
     steady
@@ -186,6 +186,7 @@ class PipelineSchedule:
     rows: Ints
     is_steady: np.ndarray
     levels: tuple[Level, ...]
+    travels: np.ndarray
     last_of_rank: Ints
     steady: tuple[Ints, Ints]
 
@@ -245,7 +246,7 @@ def pipeline_schedule(
     rows[0, number[handed]] = row_of_handover(shape.n_kinds, handovers.kind)
     is_steady = np.zeros(n_slots + 1, dtype=bool)
     is_steady[slot] = ~is_alone
-    travels = is_steady[sources] & (rank_of[sources] != rank_of)
+    needed = sources[1:]
     bounds = (1 + np.cumsum([0, *map(len, levels)])).tolist()
     drain_start = n_micro - shape.micro_of_start
 
@@ -266,9 +267,9 @@ def pipeline_schedule(
         rows,
         is_steady,
         levels=tuple(
-            Level(start, end, tuple(sources[:, start:end]), tuple(travels[:, start:end]))
-            for start, end in pairwise(bounds)
+            Level(start, end, tuple(sources[:, start:end])) for start, end in pairwise(bounds)
         ),
+        travels=is_steady[needed] & (rank_of[needed] != rank_of),
         last_of_rank=number[ends],
         steady=(state_before(drain_start), state_before(drain_start - shape.period)),
     )

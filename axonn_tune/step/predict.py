@@ -68,7 +68,7 @@ def predict_on(
     evaluator = Evaluator.of(scenario, table)
     on_each = [evaluator.on(machine) for machine in machines]
     return [
-        _priced(there.scenario, table, Evaluation(*step.times()), there.links)[0]
+        _priced(there, Evaluation(*step.times()))[0]
         for there, step in zip(on_each, play_together(on_each), strict=True)
     ]
 
@@ -81,8 +81,8 @@ def _predictions(
     with_interval: bool,
 ) -> list[Prediction]:
     """Return the predictions of candidates that are alike."""
-    times = Evaluator.of(scenario, table, links, prices).evaluate()
-    predictions = _priced(scenario, table, times, links)
+    evaluator = Evaluator.of(scenario, table, links, prices)
+    predictions = _priced(evaluator, evaluator.evaluate())
     if not with_interval:
         return predictions
     spreads = spread(scenario, *deviations(scenario, table)).tolist()
@@ -92,26 +92,30 @@ def _predictions(
     ]
 
 
-def _priced(
-    scenario: Scenario, table: CandidateTable, times: Evaluation, links: Links
-) -> list[Prediction]:
+def _priced(evaluator: Evaluator, times: Evaluation) -> list[Prediction]:
     """Return the predictions of candidates that are alike, with the time of AxoNN's equations."""
+    scenario, table = evaluator.scenario, evaluator.candidates
     paper_seconds = None
     if table.placements.axes.is_grid:
         paper_seconds = paper.communication_seconds(
-            scenario.model, scenario.job, table.placements, links
+            scenario.model, scenario.job, table.placements, evaluator.links
         )[table.placement]
-    return predictions_of(scenario, table, times, paper_seconds)
+    return predictions_of(scenario, table, times, paper_seconds, evaluator)
 
 
 def predictions_of(
-    scenario: Scenario, table: CandidateTable, times: Evaluation, paper_seconds: Array | None
+    scenario: Scenario,
+    table: CandidateTable,
+    times: Evaluation,
+    paper_seconds: Array | None,
+    evaluator: Evaluator | None = None,
 ) -> list[Prediction]:
     """Return the predictions of candidates that are alike and whose times are known.
 
     `paper_seconds` is their communication time by AxoNN's own equations, None if they have none.
+    The evaluator of the table may be known already.
     """
-    runs_ahead = _runs_ahead(scenario, table)
+    runs_ahead = _runs_ahead(scenario, table, evaluator)
     total_bytes, terms_bytes = memory_bytes(scenario, table, runs_ahead=runs_ahead)
     host_bytes = host_memory_bytes(scenario, table)
     n_microsteps = table.n_microsteps(scenario.job.global_batch)
@@ -139,13 +143,15 @@ def peak_bytes(scenario: Scenario, table: CandidateTable) -> Array:
     return total_bytes
 
 
-def _runs_ahead(scenario: Scenario, table: CandidateTable) -> np.ndarray:
+def _runs_ahead(
+    scenario: Scenario, table: CandidateTable, evaluator: Evaluator | None = None
+) -> np.ndarray:
     """Return where the host of a stage runs ahead, if what the allocator holds depends on it."""
     engine = scenario.strategy.engine
     may_wait = table.is_pipelined or engine.waits_without_stages
     if engine.memory.held_back_tensors is None or not may_wait:
         return np.zeros(len(table), dtype=bool)
-    return Evaluator.of(scenario, table).runs_ahead()
+    return (evaluator or Evaluator.of(scenario, table)).runs_ahead()
 
 
 def _entry(column: Array | None, row: int) -> float | None:

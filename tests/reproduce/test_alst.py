@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from reproduced import LOADERS, words_of_page
+from reproduced import LOADERS, timed_runs, words_of_page
 
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_model
 from axonn_tune.reproduce.alst import arctic_long_sequences
-from axonn_tune.reproduce.steps import time_runs
 
 ROWS = load_published("alst")
 PAGE = words_of_page("validation.md")
@@ -17,7 +16,7 @@ ATTENTION_PASSES = 4.5 / 2.0
 
 @pytest.fixture(scope="module")
 def timed():
-    return time_runs(list(arctic_long_sequences(ROWS, LOADERS)))
+    return timed_runs(list(arctic_long_sequences(ROWS, LOADERS)))
 
 
 def test_attention_alone_runs_at_the_rate_that_was_measured_without_other_kernels():

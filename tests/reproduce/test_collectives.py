@@ -62,6 +62,16 @@ def test_the_tables_hold_no_other_library_and_their_whole_grid():
     assert len(keys) == len(inside) == 4 * 5 * (5 * 3 + 2 * 2)
 
 
+def test_rows_keep_their_order_whatever_their_groups():
+    kinds = ("all_gather", "all_reduce", "all_gather")
+    sizes = (64, 8, 16)
+    rows = [row(kind=kind, mebibytes=size) for kind, size in zip(kinds, sizes, strict=True)]
+    timed = timed_collectives(lambda _: rows, LOADERS)["across nodes"]
+    alone = [timed_collectives(lambda _, r=r: [r], LOADERS)["across nodes"][0] for r in rows]
+    assert timed == alone
+    assert [each.nbytes / 2**20 for each in timed] == list(sizes)
+
+
 def test_errors_are_counted_for_each_machine_kind_and_number_of_ranks():
     rows = [
         row(kind=kind, ranks=ranks, milliseconds=factor * predicted_milliseconds(kind, ranks, 64))

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from reproduced import LOADERS, words_of_page
+from reproduced import LOADERS, timed_runs, words_of_page
 
 from axonn_tune.io.package_data import load_published, note_on_validation
 from axonn_tune.reproduce.comparison import grouped
 from axonn_tune.reproduce.nanotron import nanotron, slept, waited
 from axonn_tune.reproduce.results import relative_error
-from axonn_tune.reproduce.steps import group_errors, time_runs
+from axonn_tune.reproduce.steps import group_errors
 from axonn_tune.step.predict import first_stage_bytes
 
 PAGE = words_of_page("validation.md")
@@ -36,7 +36,7 @@ def rows():
 
 @pytest.fixture(scope="module")
 def timed(rows):
-    return time_runs(list(nanotron(rows, LOADERS)))
+    return timed_runs(list(nanotron(rows, LOADERS)))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_what_a_runs_own_time_tells_of_its_software_is_neither_known_nor_predict
     runs = [
         run_by("nanotron", each.run) for each, has in zip(timed, has_waited, strict=True) if has
     ]
-    plain = iter(time_runs(runs))
+    plain = iter(timed_runs(runs))
     both = [
         (each, next(plain) if waits else each)
         for each, waits in zip(timed, has_waited, strict=True)
@@ -192,7 +192,7 @@ def test_the_sleep_that_is_in_the_code_explains_the_runs_that_slept(rows, timed)
     errors = {
         (name, is_set_apart): [
             abs(each.predicted_seconds / each.measured_seconds - 1.0)
-            for each in time_runs([run_by(name, run) for run in asleep])
+            for each in timed_runs([run_by(name, run) for run in asleep])
             if each.run.is_set_apart == is_set_apart
         ]
         for name in ("nanotron", "nanotron-2024-12")

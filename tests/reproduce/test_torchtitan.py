@@ -4,10 +4,10 @@ from math import prod
 from statistics import mean
 
 import pytest
-from reproduced import LOADERS
+from reproduced import LOADERS, compared
 
 from axonn_tune.io.package_data import load_published
-from axonn_tune.reproduce.results import compare_published, predict_runs
+from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.torchtitan import torchtitan
 
 ROWS = load_published("torchtitan")
@@ -16,9 +16,9 @@ ROWS = load_published("torchtitan")
 @pytest.fixture(scope="module")
 def errors():
     """Errors by metric and subject."""
-    compared = compare_published(list(torchtitan(ROWS, LOADERS)))
+    of_rows = compared(list(torchtitan(ROWS, LOADERS)))
     return {
-        metric: {c.subject: c.error_fraction for c in compared if c.metric == metric}
+        metric: {c.subject: c.error_fraction for c in of_rows if c.metric == metric}
         for metric in ("tokens_per_second_per_gpu", "memory_gib")
     }
 
@@ -84,7 +84,7 @@ def long_runs(compared, model):
 
 def test_parts_of_longer_sequences_take_hardly_more_memory():
     """The loss takes most, so that the buffers of a ring do not count; 83.9 to 84.5 GiB ran."""
-    long = long_runs(compare_published(list(torchtitan(ROWS, LOADERS))), "llama3-8b")
+    long = long_runs(compared(list(torchtitan(ROWS, LOADERS))), "llama3-8b")
     predicted = [c.predicted for c in long]
     assert predicted == sorted(predicted) and 1.0 < predicted[-1] / predicted[0] < 1.005
     assert max(c.published for c in long) < 1.01 * min(c.published for c in long)
@@ -92,7 +92,7 @@ def test_parts_of_longer_sequences_take_hardly_more_memory():
 
 def test_stages_hold_gathered_keys_of_longer_sequences():
     """With 2 and 4 ranks 0.6 and 1.8 GiB more ran than with whole sequences."""
-    long = long_runs(compare_published(list(torchtitan(ROWS, LOADERS))), "llama3-405b")
+    long = long_runs(compared(list(torchtitan(ROWS, LOADERS))), "llama3-405b")
     whole, *shared = long
     more = [c.predicted - whole.predicted for c in shared]
     assert more == pytest.approx([0.54, 1.10, 2.21], abs=0.02)

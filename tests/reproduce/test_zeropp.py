@@ -4,11 +4,10 @@ from dataclasses import replace
 from statistics import mean
 
 import pytest
-from reproduced import LOADERS
+from reproduced import LOADERS, compared
 
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_machine
-from axonn_tune.reproduce.results import compare_published
 from axonn_tune.reproduce.sharded import zero_plus_plus, zeropp_tutorial
 from axonn_tune.spec.model import Model
 
@@ -56,7 +55,7 @@ def test_models_with_the_same_rates_have_the_same_width():
 def test_both_logs_of_the_tutorial_are_met():
     """The steps of ZeRO-3 and ZeRO++ are met within 5 %, and their memory within a hundredth."""
     runs = [*zeropp_tutorial(load_published("zeropp_tutorial"), LOADERS)]
-    errors = {(c.system, c.metric): c.error_fraction for c in compare_published(runs)}
+    errors = {(c.system, c.metric): c.error_fraction for c in compared(runs)}
     for system in ("DeepSpeed ZeRO-3", "ZeRO++"):
         assert abs(errors[system, "step_seconds"]) < 0.05
         assert abs(errors[system, "allocated_gib"]) < 0.01
@@ -86,7 +85,7 @@ def test_what_four_rates_say_of_gathers_holds_for_the_others():
 
 def mean_error(runs):
     """Return the mean of the sizes of relative errors."""
-    return mean(abs(each.error_fraction) for each in compare_published(runs))
+    return mean(abs(each.error_fraction) for each in compared(runs))
 
 
 def with_hidden_gathers(run):

@@ -9,6 +9,7 @@ from axonn_tune.errors import InputError
 from axonn_tune.search.rank import only_configuration, rank_candidates
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.layout import Layout, grid_layout, parse_layout
+from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.predict import predict, predict_each
 from axonn_tune.step.prediction import hardware_flops
 
@@ -36,6 +37,23 @@ def test_configurations_are_predicted_together_as_one_by_one(strategy, n_depths)
     for number in ("step_seconds", "memory_bytes", "bubble_seconds", "n_microsteps"):
         expected = [getattr(prediction, number) for prediction in alone]
         assert [getattr(p, number) for p in together] == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_step_and_whether_its_hosts_run_ahead_follow_from_one_plan(monkeypatch):
+    """Nanotron's allocator holds more where they do."""
+    words = {"strategy": "megatron", "engine": "nanotron", "machine": "aws-p5-2024"}
+    held = build_search("20b", 32, global_batch=64, include_oom=True, **words)
+    layout = parse_layout("tensor=4,pipeline=2,data=4", held.scenario.strategy.axes)
+    planned = []
+    plan = Scenario.plan
+
+    def counted(scenario, table):
+        planned.append(table)
+        return plan(scenario, table)
+
+    monkeypatch.setattr(Scenario, "plan", counted)
+    assert predict(held.scenario, Configuration(layout)).layout.n_stages == 2
+    assert len(planned) == 1
 
 
 def test_a_search_that_chooses_nothing_has_one_configuration(search):
