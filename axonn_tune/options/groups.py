@@ -101,6 +101,7 @@ class TuningOptions(TypedDict, total=False):
         Option(
             "Freeze parts of the model, with commas: embedding, layers:0-N (the first ones), head.",
             "",
+            "none",
         ),
     ]
     samples_per_sequence: Annotated[
