@@ -236,10 +236,10 @@ def memory_of_stages(
     holds 1 + (p - 1) / (p v) times as many (Korthikanti et al., arXiv 2205.05198, section 4.2.3).
     The second stage holds the activations of one micro-batch less, or, with virtual stages, of two
     virtual stages less. The last stage holds the activations of one micro-batch, or of (v - 1) p +
-    1 of them in one virtual stage; with ZB-H1 it postpones the gradients of weights, and holds the
-    inputs of p micro-batches, which count here as all of their activations. With DualPipe the ranks
-    of both ends hold the first and the last stage, and the activations of p + 1 micro-batches
-    (arXiv 2412.19437, table 2).
+    1 of them in one virtual stage; with ZB-H1 every stage but the first postpones gradients of
+    weights, and holds the inputs of p micro-batches, which count here as all of their activations.
+    With DualPipe the ranks of both ends hold the first and the last stage, and the activations of
+    p + 1 micro-batches (arXiv 2412.19437, table 2).
     """
     table = shapes.table
     model = shapes.model
@@ -273,8 +273,9 @@ def memory_of_stages(
         in_last = ((n_virtual - 1) * n_stages + 1) / n_virtual
     yield terms_of(0, in_first)
     yield terms_of(n_stages - 1, in_last)
+    fewer = 0.0 if schedule == ZB_H1 else min(2.0 / n_virtual, 1.0)
     for stage in middle:
-        yield terms_of(stage, in_first - stage * min(2.0 / n_virtual, 1.0))
+        yield terms_of(stage, in_first - stage * fewer)
 
 
 def _needy_middle_stages(shapes: Shapes, table: CandidateTable) -> list[int]:

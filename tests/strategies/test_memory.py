@@ -449,6 +449,12 @@ def test_a_second_stage_with_more_layers_than_the_first_holds_most(
     assert held == pytest.approx(of_chunk * most_alive(1, 6, n_virtual, 24), rel=1e-9)
 
 
+def test_with_zb_h1_a_second_stage_with_more_layers_holds_as_many_micro_batches():
+    """Every stage postpones gradients of weights until it holds as many as there are stages."""
+    held = layers_held(replace(PLAIN, schedule="zb-h1"), 16, 6, 1, 24)
+    assert held == pytest.approx(3 * 6, rel=1e-9)
+
+
 @PIPELINES
 def test_stages_between_an_embedding_and_a_head_alone_need_most(strategy):
     """Two layers in four stages: neither the first nor the last stage holds any activations."""
