@@ -89,7 +89,8 @@ def _click_option(name: str, hint: Any, option: Option, required: bool) -> Calla
     if option.default == ():
         return click.option(flag, multiple=True, metavar=option.metavar or None, **common)
     # Click takes an option whose default is None for one that was given.
-    default = {} if required else {"default": option.default, "show_default": True}
+    is_shown = not option.shown_default and option.default != ""
+    default = {} if required else {"default": option.default, "show_default": is_shown}
     return click.option(
         flag, required=required, metavar=option.metavar or None, **default, **common
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -94,6 +95,16 @@ class KernelPrices:
             return update_seconds(operation.nbytes, self._machine, self._n_on_node)
         seconds = self._device_seconds(operation) * self._slowest_rank
         return seconds + np.where(seconds > 0, self._machine.kernels.gap_seconds.value, 0.0)
+
+    def wait_for_issues(self, product: Gemm) -> np.ndarray:
+        """Return whether the host takes longer to issue grouped products than the GPU to form them.
+
+        The result has the shape of their sizes; it is false for any other product.
+        """
+        if not isinstance(product, GroupedGemm):
+            return np.asarray(False)
+        issued_at_once = replace(product, issue_seconds=0.0)
+        return self.seconds(issued_at_once) < self.seconds(product)
 
     def copy_seconds(self, copy: HostCopy) -> Array:
         """Return the time of a copy between GPU and host, in the shape of its sizes."""

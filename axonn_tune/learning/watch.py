@@ -20,6 +20,8 @@ LEAST_CHANGE = 0.03
 # resource that broke: of several explanations, the one that is likeliest by these is named.
 _NIGHTLY = 0.01
 _BROKEN = 0.5
+# Least share of the squares of all changes that a resource must explain to be named, by convention.
+_LEAST_EXPLAINED = 0.5
 # Changes of a resource that are tried: so much more, or its inverse less.
 _CHANGES = (0.03, 0.06, 0.12, 0.25, 0.5, 1.0, 1.5, 2.3, 4.0)
 
@@ -32,6 +34,11 @@ class Drift:
         Number of runs that were compared.
     change_fraction
         Time of a step over that of the baseline, minus one, mean of the runs.
+    n_slower, n_faster
+        Number of runs of configurations whose steps take longer, and less time, than before, by
+        more than repeated runs differ.
+    n_configurations
+        Number of different configurations among the runs.
     slowest_fraction, fastest_fraction
         The same of the configurations whose steps have gained, and have lost, most time.
     error_fraction
@@ -40,12 +47,16 @@ class Drift:
         Name of a run of the configuration whose steps have gained most time.
     culprit
         Name of the resource whose change alone explains those of the runs best; empty if the runs
-        are alike, so that they do not tell, or have hardly changed.
+        are alike, so that they do not tell, or have hardly changed, or if it explains less than
+        half of what changed.
     culprit_fraction
         Change of the speed of this resource, or of the inverse of a time, that would explain them.
     """
 
     n_runs: int
+    n_slower: int
+    n_faster: int
+    n_configurations: int
     change_fraction: float
     slowest_fraction: float
     fastest_fraction: float
@@ -57,12 +68,12 @@ class Drift:
     @property
     def is_slower(self) -> bool:
         """Whether some steps take longer than before, by more than repeated runs differ."""
-        return self.slowest_fraction >= LEAST_CHANGE
+        return self.n_slower > 0
 
     @property
     def is_faster(self) -> bool:
         """Whether some steps take less time than before, by more than repeated runs differ."""
-        return self.fastest_fraction <= -LEAST_CHANGE
+        return self.n_faster > 0
 
 
 def drift(baseline: Sequence[Trial], now: Sequence[Trial]) -> Drift:
@@ -76,10 +87,19 @@ def drift(baseline: Sequence[Trial], now: Sequence[Trial]) -> Drift:
     errors = fmean(math.exp(-_log_error(trial)) - 1.0 for trial in now)
     keys = [_key(trial.prediction) for trial in now]
     of_each = [median(changes[[other == key for other in keys]]) for key in keys]
-    extremes = math.expm1(max(of_each)), math.expm1(min(of_each))
-    slowest = now[of_each.index(max(of_each))].name
-    seen = Drift(len(now), math.expm1(changes.mean()), *extremes, errors, slowest)
-    if not (seen.is_slower or seen.is_faster) or len(set(keys)) < 2:
+    fractions = np.expm1(of_each)
+    seen = Drift(
+        n_runs=len(now),
+        n_slower=int(np.sum(fractions >= LEAST_CHANGE)),
+        n_faster=int(np.sum(fractions <= -LEAST_CHANGE)),
+        n_configurations=len(set(keys)),
+        change_fraction=math.expm1(changes.mean()),
+        slowest_fraction=float(fractions.max()),
+        fastest_fraction=float(fractions.min()),
+        error_fraction=errors,
+        slowest=now[int(fractions.argmax())].name,
+    )
+    if not (seen.is_slower or seen.is_faster) or seen.n_configurations < 2:
         return seen
     name, factor = _explanation(now, changes)
     return replace(seen, culprit=name, culprit_fraction=factor - 1.0)
@@ -104,17 +124,27 @@ def _key(prediction: Prediction) -> str:
 
 
 def _explanation(trials: Sequence[Trial], changes: Array) -> tuple[str, float]:
-    """Return the resource whose change alone explains changes best, and its factor."""
+    """Return the resource whose change alone explains changes best, and its factor.
+
+    The name is empty if most of the changes is left.
+    """
     machine = trials[0].prediction.scenario.machine
     stated = np.log([trial.prediction.step_seconds for trial in trials])
     signs = -math.copysign(1.0, changes.mean())
     surprise: dict[tuple[str, float], float] = {}
+    unexplained: dict[tuple[str, float], float] = {}
     for resource in learnable(machine):
         for change in _CHANGES:
             factor = (1.0 + change) ** signs
             other = resource.improved(factor)
             shown = np.log([trial.seconds_on(other) for trial in trials]) - stated
-            left = (changes - shown) / _NIGHTLY
+            left = changes - shown
+            unexplained[resource.name, factor] = left @ left
             # How unlikely it is that the resource itself changes so much counts, too.
-            surprise[resource.name, factor] = left @ left + (math.log(factor) / _BROKEN) ** 2
-    return min(surprise, key=lambda explanation: surprise[explanation])
+            surprise[resource.name, factor] = (
+                left @ left / _NIGHTLY**2 + (math.log(factor) / _BROKEN) ** 2
+            )
+    likeliest = min(surprise, key=lambda explanation: surprise[explanation])
+    if unexplained[likeliest] > (1.0 - _LEAST_EXPLAINED) * (changes @ changes):
+        return "", 1.0
+    return likeliest

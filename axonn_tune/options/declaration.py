@@ -33,7 +33,7 @@ class Option:
     default
         Value of the option where the user gives none.
     shown_default
-        What happens without the option, if the default is None.
+        What happens without the option, if the default is None or an empty text.
     metavar
         Word that stands for the value in the help of the command line, if the type does not do.
     is_flag

@@ -101,6 +101,7 @@ class TuningOptions(TypedDict, total=False):
         Option(
             "Freeze parts of the model, with commas: embedding, layers:0-N (the first ones), head.",
             "",
+            "nothing",
         ),
     ]
     samples_per_sequence: Annotated[
@@ -286,7 +287,7 @@ class MemoryOptions(TypedDict, total=False):
             "moe_act), layer_inputs (zero3 with deepspeed-alst), or layers:N (all that N layers "
             "save; zero3 with megatron-fsdp).",
             "",
-            "none",
+            "no module",
         ),
     ]
     memory_margin: Annotated[

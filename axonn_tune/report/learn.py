@@ -172,19 +172,23 @@ def drift_line(drift: Drift) -> str:
     mean = f"on average {signed_percent(drift.change_fraction)} %"
     changes = []
     if drift.is_slower:
-        changes.append(f"slower by up to {percent(drift.slowest_fraction)} %")
+        slower = f"slower by up to {percent(drift.slowest_fraction)} %"
+        changes.append(f"{drift.n_slower} of {runs} {slower}")
         mean += f", most in {drift.slowest}"
     if drift.is_faster:
-        changes.append(f"faster by up to {percent(-drift.fastest_fraction)} %")
+        faster = f"faster by up to {percent(-drift.fastest_fraction)} %"
+        changes.append(f"{drift.n_faster} of {runs} {faster}")
     if not changes:
         return f"{runs} as in the baseline ({mean}; {predicted})"
-    verdict = " or ".join(changes)
-    reason = "; runs of one layout do not tell why"
-    if drift.culprit:
+    verdict = " and ".join(changes)
+    reason = "; no change of one resource alone explains most of it"
+    if drift.n_configurations == 1:
+        reason = "; runs of one layout do not tell why"
+    elif drift.culprit:
         factor = 1.0 + drift.culprit_fraction
         change = f"{max(factor, 1.0 / factor):.2f} times {'better' if factor > 1.0 else 'worse'}"
         reason = f", as if {drift.culprit} had become {change}"
-    return f"{runs} {verdict} than the baseline{reason} ({mean}; {predicted})"
+    return f"{verdict} than the baseline{reason} ({mean}; {predicted})"
 
 
 def proposals_document(proposed: Proposals, commands: Sequence[str]) -> dict[str, Any]:

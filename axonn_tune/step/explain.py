@@ -58,7 +58,8 @@ class OperationCost:
     rate_per_s
         FLOP/s of a product, or bytes/s that a rank's ring or a kernel moves.
     bound_by
-        Link level that bounds a collective, or resource that bounds a kernel.
+        Link level that bounds a collective, or resource that bounds a kernel; the host where it
+        issues the products of experts more slowly than the GPU forms them.
     axis
         Axis of a collective, or direction of a copy between GPU and host; empty for kernels.
     """
@@ -231,7 +232,9 @@ def _work_of(operation: Operation, seconds: float, player: Player) -> _Work:
         return _Work(HOST, "host", 0.0)
     if isinstance(operation, Gemm | Attention):
         kind, shape = _kind_and_shape(operation, row)
-        return _Work(kind, "compute", number(operation.flops, row) / seconds, shape)
+        is_issued_late = isinstance(operation, Gemm) and player.waits_for_issues(operation)
+        bound_by = "host" if is_issued_late else "compute"
+        return _Work(kind, bound_by, number(operation.flops, row) / seconds, shape)
     nbytes = number(operation.nbytes, row)
     rate = _rate_per_s(nbytes, seconds)
     if isinstance(operation, HostCopy):

@@ -25,6 +25,7 @@ from axonn_tune.spec.measurement import HOST
 from axonn_tune.spec.plan import (
     Array,
     Collective,
+    Gemm,
     HostCopy,
     Operation,
     Part,
@@ -90,6 +91,7 @@ class PricedPlan:
         self._collectives = CollectivePrices(self.links, table)
         self._kernels = KernelPrices.of(scenario)
         self._seconds: dict[tuple[str, str], list[float]] = {}
+        self._waits: dict[str, np.ndarray] = {}
         self._least: dict[tuple[str, int | None], tuple[Array, Array]] = {}
         self._issued: dict[tuple[str, int | None], list[Array]] = {}
 
@@ -100,6 +102,13 @@ class PricedPlan:
             shape = self.table.placement.shape
             self._seconds[key] = np.broadcast_to(self._price(operation), shape).tolist()
         return self._seconds[key]
+
+    def wait_for_issues(self, product: Gemm) -> np.ndarray:
+        """Return whether the host's issues bound a product, for each row."""
+        if product.name not in self._waits:
+            waits = self._kernels.wait_for_issues(product)
+            self._waits[product.name] = np.broadcast_to(waits, self.table.placement.shape)
+        return self._waits[product.name]
 
     def _price(self, operation: Operation) -> Array:
         """Return the price of an operation that has not been priced yet."""
@@ -186,6 +195,10 @@ class Player:
     def seconds_of(self, operation: Operation) -> float:
         """Return the price of an operation."""
         return self._priced.seconds_of(operation)[self.row]
+
+    def waits_for_issues(self, product: Gemm) -> bool:
+        """Return whether the host's issues bound a product, and not the GPU."""
+        return bool(self._priced.wait_for_issues(product)[self.row])
 
     def play(self, part: Part, repeats: int) -> PlayedPart:
         """Play a part from idle streams to idle streams."""

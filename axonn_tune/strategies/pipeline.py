@@ -230,17 +230,16 @@ def memory_of_stages(
 ) -> Iterator[dict[str, Array]]:
     """Yield the bytes by term of a rank in each stage that may need most, the first one leading.
 
-    These are the first and the last stage, the second where layers differ, and every one that a
-    layout names.
+    These are the first and the last stage, and those in the middle that may need more than both.
 
     The first of p stages holds the activations of p micro-batches (1F1B); with v virtual stages it
     holds 1 + (p - 1) / (p v) times as many (Korthikanti et al., arXiv 2205.05198, section 4.2.3).
     The second stage holds the activations of one micro-batch less, or, with virtual stages, of two
     virtual stages less. The last stage holds the activations of one micro-batch, or of (v - 1) p +
-    1 of them in one virtual stage; with ZB-H1 it postpones the gradients of weights, and holds the
-    inputs of p micro-batches, which count here as all of their activations. With DualPipe the ranks
-    of both ends hold the first and the last stage, and the activations of p + 1 micro-batches
-    (arXiv 2412.19437, table 2).
+    1 of them in one virtual stage; with ZB-H1 every stage but the first postpones gradients of
+    weights, and holds the inputs of p micro-batches, which count here as all of their activations.
+    With DualPipe the ranks of both ends hold the first and the last stage, and the activations of
+    p + 1 micro-batches (arXiv 2412.19437, table 2).
     """
     table = shapes.table
     model = shapes.model
@@ -263,9 +262,9 @@ def memory_of_stages(
         n_held = len(layers) / 2.0 * np.minimum(n_micro, n_stages + 1.0)
         return memory_of(layers, stage == 0, stage == 0, n_held)
 
-    has_second = n_stages > 2 and len(model.counts(range(model.n_layers))) > 1
+    middle = _needy_middle_stages(shapes, table)
     if schedule == DUALPIPE:
-        yield from map(terms_of_pair, range(1 + has_second))
+        yield from map(terms_of_pair, [0, *(stage for stage in middle if 2 * stage < n_stages)])
         return
     in_first = float(n_stages)
     in_last = in_first if schedule == ZB_H1 else 1.0
@@ -274,9 +273,27 @@ def memory_of_stages(
         in_last = ((n_virtual - 1) * n_stages + 1) / n_virtual
     yield terms_of(0, in_first)
     yield terms_of(n_stages - 1, in_last)
-    middle = range(1, n_stages - 1) if shapes.stage_layout else range(1, 1 + has_second)
+    fewer = 0.0 if schedule == ZB_H1 else min(2.0 / n_virtual, 1.0)
     for stage in middle:
-        yield terms_of(stage, in_first - stage * min(2.0 / n_virtual, 1.0))
+        yield terms_of(stage, in_first - stage * fewer)
+
+
+def _needy_middle_stages(shapes: Shapes, table: CandidateTable) -> list[int]:
+    """Return the stages between the first and the last one that may need more memory than these.
+
+    A stage with more layers than the first one may, and of those with equally many the earliest,
+    which holds the activations of most micro-batches. So may the second one where layers differ,
+    and every one that a layout names.
+    """
+    n_stages = table.n_stages
+    if shapes.stage_layout:
+        return list(range(1, n_stages - 1))
+    chunks = _chunks(shapes, table)
+    n_layers = [sum(chunks[stage::n_stages]) for stage in range(n_stages - 1)]
+    needy = {n_layers.index(number) for number in set(n_layers) if number > n_layers[0]}
+    if n_stages > 2 and len(shapes.model.counts(range(shapes.model.n_layers))) > 1:
+        needy.add(1)
+    return sorted(needy)
 
 
 def neediest(

@@ -103,6 +103,14 @@ def help_pages():
         yield from ([name, subcommand] for subcommand in below)
 
 
+def test_help_says_one_default_of_an_option_whose_default_is_an_empty_text(capsys):
+    """Such an option says in words what happens without it."""
+    code, out, _ = run_cli(capsys, "suggest", "--help")
+    text = " ".join(out.split())
+    assert code == 0 and 'default: ""' not in text
+    assert "Et*3|(tt|)*14t|L. [default: as many in each] --schedule" in text
+
+
 @pytest.mark.parametrize("names", list(help_pages()), ids=" ".join)
 def test_every_help_text_has_an_example_of_its_command(capsys, names):
     code, out, _ = run_cli(capsys, *names, "--help")

@@ -107,4 +107,4 @@ def test_a_night_is_compared_with_the_one_before(capsys, tmp_path, table):
     assert out.startswith("3 runs as in the baseline (on average +0.0 %; predicted ")
     code, out, _ = run_cli(capsys, *arguments, tonight)
     assert (code, out.count("\n")) == (1, 1)
-    assert out.startswith("3 runs slower by up to 20.0 % than the baseline, as if ")
+    assert out.startswith("1 of 3 runs slower by up to 20.0 % than the baseline")

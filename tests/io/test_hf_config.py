@@ -320,8 +320,9 @@ def test_a_list_of_layers_that_is_none_is_refused(kinds: object) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sliding_window": -1}, "sliding_window is -1; allowed: a whole number, at least 0"),
-        ({"sliding_window_pattern": 0}, "sliding_window_pattern is 0; allowed: .* at least 1"),
+        ({"sliding_window": -1}, "sliding_window is -1; allowed: a whole number, 0 to 1073741824"),
+        ({"hidden_size": 10**30}, f"hidden_size is {10**30}; allowed: .* 1 to 1073741824"),
+        ({"sliding_window_pattern": 0}, "sliding_window_pattern is 0; allowed: .* 1 to "),
         ({"num_hidden_layers": 2**30}, "num_hidden_layers is 1073741824; allowed: at most 10000"),
     ],
 )

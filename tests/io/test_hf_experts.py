@@ -295,7 +295,7 @@ def test_experts_are_in_the_layers_that_have_them(change: dict[str, Any], layers
         ({"mlp_only_layers": "all"}, "mlp_only_layers is 'all'; allowed: a list of layers"),
         ({"mlp_only_layers": ["1"]}, "mlp_only_layers is .*; allowed: a list of layers"),
         ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0; allowed: a whole number"),
-        ({"num_experts": 0}, "num_experts is 0; allowed: a whole number, at least 1"),
+        ({"num_experts": 0}, "num_experts is 0; allowed: a whole number, 1 to 1073741824"),
         ({"num_experts_per_tok": 129}, "experts: top_k is 129; allowed: at most n_experts"),
         ({"num_experts": "128", "moe_intermediate_size": None}, "num_experts is '128'; allowed"),
     ],

@@ -6,6 +6,7 @@ import pytest
 from build import number, operations, plan_of
 from worlds import machine_of
 
+from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.configuration import Configuration
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job, Overlap
@@ -18,6 +19,7 @@ from axonn_tune.spec.scenario import Scenario
 from axonn_tune.step.explain import explain
 from axonn_tune.step.predict import predict
 from axonn_tune.step.timeline import step_timeline
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 from axonn_tune.strategies.zero.zero import zero3
 
 MODEL = Model("m", n_layers=6, hidden_size=256, n_heads=8, vocab_size=512, seq_len=128)
@@ -103,3 +105,19 @@ def test_such_work_takes_longer_on_a_slower_host():
     without, as_stated = (predicted(seconds).step_seconds for seconds in (0.0, SECONDS))
     with_slower = predicted(SECONDS, machine=slower).step_seconds
     assert with_slower - without == pytest.approx(1.5 * (as_stated - without), rel=1e-9)
+
+
+@pytest.mark.parametrize(("seconds", "bound_by"), [(1e-3, "host"), (1e-12, "compute")])
+def test_products_of_experts_are_bound_by_the_host_where_it_is_the_slower_one(seconds, bound_by):
+    """Only forward products wait for it; whoever reads `compute` would blame the GPU."""
+    model = replace(MODEL, experts=Experts(8, 2, 512))
+    engine = Engine(expert_issue_seconds=Quantity(seconds, "assumed", "a test"))
+    megatron = Megatron3D(has_experts=True, engine=engine)
+    layout = Layout({"tensor": 1, "context": 1, "data": 16, "pipeline": 1, "expert": 2})
+    scenario = Scenario(model, SERIAL, machine_of(), megatron)
+    explained = explain(predict(scenario, Configuration(layout, micro_batch=1, recompute="none")))
+    bounds = {cost.name: cost.bound_by for cost in explained.operations if "gemm" in cost.name}
+    of_experts = {name for name in bounds if name.startswith("forward.experts_")}
+    assert of_experts == {"forward.experts_up.gemm", "forward.experts_down.gemm"}
+    assert {bounds[name] for name in of_experts} == {bound_by}
+    assert {bounds[name] for name in bounds.keys() - of_experts} == {"compute"}

@@ -439,6 +439,29 @@ def test_a_first_stage_with_the_embedding_for_a_layer_holds_one_layer_less(strat
     assert held == pytest.approx(3 * most_alive(0, 4, 1, 8), rel=1e-9)
 
 
+@PIPELINES
+@pytest.mark.parametrize(("n_layers", "n_virtual", "of_chunk"), [(16, 1, 3), (22, 2, 2)])
+def test_a_second_stage_with_more_layers_than_the_first_holds_most(
+    strategy, n_layers, n_virtual, of_chunk
+):
+    """Six stages: the first has one layer less, since the embedding counts as a layer."""
+    held = layers_held(strategy, n_layers, 6, n_virtual, 24)
+    assert held == pytest.approx(of_chunk * most_alive(1, 6, n_virtual, 24), rel=1e-9)
+
+
+def test_with_zb_h1_a_second_stage_with_more_layers_holds_as_many_micro_batches():
+    """Every stage postpones gradients of weights until it holds as many as there are stages."""
+    held = layers_held(replace(PLAIN, schedule="zb-h1"), 16, 6, 1, 24)
+    assert held == pytest.approx(3 * 6, rel=1e-9)
+
+
+@PIPELINES
+def test_stages_between_an_embedding_and_a_head_alone_need_most(strategy):
+    """Two layers in four stages: neither the first nor the last stage holds any activations."""
+    held = layers_held(strategy, 2, 4, 1, 8)
+    assert held == pytest.approx(most_alive(1, 4, 1, 8), rel=1e-9)
+
+
 HEADY = Model(
     "heady", n_layers=8, hidden_size=64, n_heads=4, vocab_size=200_000, seq_len=64, bias=False,
     tied_embeddings=False, position="rotary",

@@ -140,12 +140,12 @@ def _problems(full: Mapping[str, Any], architecture: Architecture) -> list[str]:
     from_one = {keys[name]: value for name, value in counts.items()}
     from_one |= {key: full[key] for key in architecture.periods}
     problems += [
-        f"{key} is {value!r}; allowed: a whole number, at least 1"
+        f"{key} is {value!r}; allowed: a whole number, 1 to {LARGEST_COUNT}"
         for key, value in from_one.items()
         if not _is_number(value, 1)
     ]
     problems += [
-        f"{key} is {full[key]!r}; allowed: a whole number, at least 0"
+        f"{key} is {full[key]!r}; allowed: a whole number, 0 to {LARGEST_COUNT}"
         for key in architecture.numbers
         if not _is_number(full[key], 0)
     ]

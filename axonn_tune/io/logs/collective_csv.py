@@ -9,8 +9,7 @@ from axonn_tune.io.logs.collective_log import (
     CollectiveTiming,
     kind_in,
 )
-from axonn_tune.io.logs.table import TIME_UNITS, Table
-from axonn_tune.spec.checks import require_positive
+from axonn_tune.io.logs.table import TIME_UNITS, Table, cell, count_in, number_in
 
 _KIND = ("kind", "op", "collective")
 _RANKS = ("n_ranks", "ranks", "gpus", "gpus_one_node")
@@ -36,18 +35,17 @@ def parse_collectives(table: Table) -> CollectiveLog:
     timings = []
     for number, row in table.rows:
         try:
-            seconds = TIME_UNITS[time] * float(row[time])
-            timing = CollectiveTiming(_kind(row[kind]), int(row[nbytes]), seconds, int(row[ranks]))
-            require_positive("collective", "nbytes", timing.nbytes)
-            require_positive("collective", "seconds", seconds)
-        except (KeyError, ValueError, InputError) as error:
+            of_kind = _kind(cell(row, kind))
+            seconds = TIME_UNITS[time] * number_in(row, time)
+            n_bytes, n_ranks = count_in(row, nbytes), count_in(row, ranks)
+        except (ValueError, InputError) as error:
             raise FileError(f"{table.path}, line {number}: {error}") from None
-        timings.append(timing)
+        timings.append(CollectiveTiming(of_kind, n_bytes, seconds, n_ranks))
     return CollectiveLog(tuple(timings))
 
 
 def _kind(word: str) -> str:
     kind = kind_in(word)
     if kind is None:
-        raise ValueError(f"'{word}' is no collective that is modelled; {ALLOWED_KINDS}")
+        raise InputError(f"'{word}' is no collective that is modelled; {ALLOWED_KINDS}")
     return kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -56,6 +57,10 @@ def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def kind_in(name: str) -> str | None:
-    """Return the kind of collective that a name contains, or None."""
+    """Return the kind of collective that a name contains, or None.
+
+    A v after the word, as in alltoallv, says that the parts of the ranks differ in size: that is
+    none of the kinds.
+    """
     lowered = name.lower()
-    return next((kind for word, kind in _KINDS.items() if word in lowered), None)
+    return next((kind for word, kind in _KINDS.items() if re.search(f"{word}(?!v)", lowered)), None)

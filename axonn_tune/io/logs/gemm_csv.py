@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from axonn_tune.errors import FileError, InputError
-from axonn_tune.io.logs.table import TIME_UNITS, Table
+from axonn_tune.io.logs.table import TIME_UNITS, Table, count_in, number_in
 from axonn_tune.spec.points import GemmPoint
 
 # Names that a column of rates may have.
@@ -42,14 +42,14 @@ def gemm_points(table: Table) -> tuple[GemmPoint, ...]:
     points = []
     for number, row in table.rows:
         try:
-            m, n, k = (int(row[name]) for name in "mnk")
-            value = float(row[time_column])
+            m, n, k = (count_in(row, name) for name in "mnk")
+            value = number_in(row, time_column)
             if time_column in _TFLOPS:
                 seconds = 2e-12 * m * n * k / value
             else:
                 seconds = TIME_UNITS[time_column] * value
             points.append(GemmPoint(m, n, k, _mode(row), _dtype(row), seconds))
-        except (KeyError, ValueError, ZeroDivisionError, InputError) as error:
+        except (ValueError, InputError) as error:
             raise FileError(f"{table.path}, line {number}: {error}") from None
     return tuple(points)
 

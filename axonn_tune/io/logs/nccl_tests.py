@@ -1,7 +1,8 @@
 """Read the output of nccl-tests and rccl-tests (github.com/NVIDIA/nccl-tests).
 
 The header names every rank with its host. A row holds size, count and type, and then time,
-algbw, busbw and the number of wrong elements, first out of place and then in place. Sizes are
+algbw, busbw and the number of wrong elements, first out of place and then in place. A report of
+single iterations (-I) adds columns to both sets, and timestamps (-S) end the row. Sizes are
 those of full buffers: an all-gather counts all that a rank receives, a reduce-scatter all that
 it sends.
 """
@@ -19,13 +20,18 @@ from axonn_tune.io.logs.collective_log import (
     numbered_lines,
 )
 
-_RANK = re.compile(r"#\s*Rank\s+\d+\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
+_RANK = re.compile(r"#\s*Rank\s+\d+\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
 _COLUMNS = re.compile(r"#\s*size\s+count\s+type\b.*\btime\s+algbw\s+busbw")
 _STARTING = re.compile(r"#\s*Collective test starting:\s*(\S+)")
 _ROW = re.compile(r"\d+\s+\d+\s+\w+")
 _TIME_UNIT = "(us)"
-# A set of cells is time, algbw, busbw and wrong; a row has one set out of place, one in place.
-_CELLS_PER_SET = 4
+_COUNT = re.compile(r"\d+|[\d.]+e\+\d+")  # printed with %g: a million is 1e+06
+# Under this heading stand two cells, a date and a time of day.
+_TIMESTAMP = "timestamp"
+# A row begins with size, count and type; reductions and roots may follow, which are not read.
+_N_FIRST_CELLS = 3
+# The number of wrong elements is the fourth cell from the time on, after two bandwidths.
+_WRONG = 3
 
 
 def is_nccl_tests(text: str) -> bool:
@@ -51,26 +57,30 @@ def parse_nccl_tests(text: str, path: str, kind: str | None) -> CollectiveLog:
     """
     known_kind = kind
     hosts: list[str] = []
+    groups: set[str] = set()
     timings = []
     warnings = []
-    n_sets = 0
+    place = 0
     for number, line in numbered_lines(text):
         where = f"{path}, line {number}"
         if (starting := _STARTING.match(line)) and kind is None:
             known_kind = _kind_of_program(starting[1], where)
         elif rank := _RANK.match(line):
-            hosts.append(rank[1])
+            hosts.append(rank[2])
+            groups.add(rank[1])
         elif _COLUMNS.match(line):
-            n_sets = line.split().count("time")
+            place = _place_of_time(line)
+            _require_one_group(groups, where)
         elif line.startswith("#"):
-            if n_sets and "(B)" in line and _TIME_UNIT not in line:
+            if place and "(B)" in line and _TIME_UNIT not in line:
                 raise FileError(f"{where}: times are not in {_TIME_UNIT}: {line.lstrip('# ')}")
-        elif n_sets and _ROW.match(line):
-            cells = line.split()[-n_sets * _CELLS_PER_SET :]
-            problem = _problem(line, n_sets, cells)
+        elif place and _ROW.match(line):
+            cells = line.split()
+            problem = _problem(cells, place)
             if problem:
                 warnings.append(f"{where}: {problem}; left out")
                 continue
+            cells = cells[place:]
             row_kind = known_kind or kind_in(path) or _kind_by_ratio(cells, line, len(hosts), where)
             nbytes = int(line.split()[0])
             seconds = 1e-6 * float(cells[0])
@@ -81,6 +91,26 @@ def parse_nccl_tests(text: str, path: str, kind: str | None) -> CollectiveLog:
     return CollectiveLog(tuple(timings), tuple(warnings))
 
 
+def _place_of_time(header: str) -> int:
+    """Return where the first time of a row stands, counted from its end: a negative number.
+
+    From the begin it cannot be counted, since some versions print an empty cell for a collective
+    that reduces nothing or has no root.
+    """
+    headings = header.lstrip("# ").split()
+    last = headings[headings.index("time") :]
+    return -(len(last) + last.count(_TIMESTAMP))
+
+
+def _require_one_group(groups: set[str], where: str) -> None:
+    """Raise FileError if the test ran once for each of several groups, all at the same time."""
+    if len(groups) > 1:
+        raise FileError(
+            f"{where}: NCCL_TESTS_SPLIT made {len(groups)} groups of the ranks; allowed: one group "
+            "of all ranks"
+        )
+
+
 def _kind_of_program(program: str, where: str) -> str:
     kind = kind_in(program)
     if kind is None:
@@ -88,16 +118,18 @@ def _kind_of_program(program: str, where: str) -> str:
     return kind
 
 
-def _problem(line: str, n_sets: int, cells: list[str]) -> str:
+def _problem(cells: list[str], place: int) -> str:
     """Return why a row cannot be used, or nothing."""
-    if len(line.split()) < 3 + n_sets * _CELLS_PER_SET:
+    if len(cells) < _N_FIRST_CELLS - place:
         return "the row is cut short"
+    time, n_wrong = cells[place], cells[place + _WRONG]
     try:
-        float(cells[0])
+        time_us = float(time)
     except ValueError:
-        return f"the time is '{cells[0]}'"
-    n_wrong = cells[_CELLS_PER_SET - 1]
-    if n_wrong.isdecimal() and int(n_wrong) > 0:
+        return f"the time is '{time}'"
+    if time_us < 0:  # the root, -1, stands there if the row has lost its last cell
+        return "the row is cut short"
+    if _COUNT.fullmatch(n_wrong) and float(n_wrong) > 0:
         return f"{n_wrong} elements were wrong"
     return ""
 

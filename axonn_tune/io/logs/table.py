@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import inf, nan
 
 from axonn_tune.errors import FileError, InputError
 
@@ -99,6 +100,52 @@ def parse_table(text: str, path: str) -> Table:
     columns = tuple(name.lower() for name in _cells(lines[0][1]))
     rows = ((number, dict(zip(columns, _cells(line), strict=False))) for number, line in lines[1:])
     return Table(path, columns, tuple(rows))
+
+
+def cell(row: Mapping[str, str], column: str) -> str:
+    """Return the cell of a row in a column.
+
+    Raises
+    ------
+    InputError
+        The row is too short.
+    """
+    if column not in row:
+        raise InputError(f"the row is cut short: it has no cell in column '{column}'")
+    return row[column]
+
+
+def number_in(row: Mapping[str, str], column: str) -> float:
+    """Return the number in a column of a row, which is above 0.
+
+    Raises
+    ------
+    InputError
+        There is no such number.
+    """
+    text = cell(row, column)
+    try:
+        number = float(text)
+    except ValueError:
+        number = nan
+    if not 0.0 < number < inf:
+        raise InputError(f"{column} is '{text}'; allowed: a number above 0")
+    return number
+
+
+def count_in(row: Mapping[str, str], column: str) -> int:
+    """Return the whole number in a column of a row, which may be written as 8.0.
+
+    Raises
+    ------
+    InputError
+        There is no such number.
+    """
+    text = cell(row, column)
+    whole = text.removesuffix(".0")
+    if not (whole.isascii() and whole.isdecimal()) or not whole.strip("0"):
+        raise InputError(f"{column} is '{text}'; allowed: a whole number above 0")
+    return int(whole)
 
 
 def _numbered_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -37,9 +37,10 @@ def test_rates_become_seconds(read):
     ("text", "complaint"),
     [
         ("m,n,k\n1,2,3\n", "no column of times"),
-        ("m,n,k,us\n1,2,many,4\n", "line 2: invalid literal"),
+        ("m,n,k,us\n1,2,many,4\n", "line 2: k is 'many'; allowed: a whole number above 0"),
         ("m,n,k,us,mode\n1,2,3,4,XX\n", "line 2: .*mode is 'XX'"),
-        ("m,n,k,tflops\n1,2,3,0\n", "line 2"),
+        ("m,n,k,tflops\n1,2,3,0\n", "line 2: tflops is '0'; allowed: a number above 0"),
+        ("m,n,k,us\n1,2\n", "line 2: the row is cut short: it has no cell in column 'k'"),
     ],
 )
 def test_bad_tables_are_named(read, text, complaint):

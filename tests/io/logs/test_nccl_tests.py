@@ -59,3 +59,58 @@ def test_a_collective_that_is_not_modelled_is_named(read, nccl_log):
     text = "# Collective test starting: broadcast_perf\n" + nccl_log(0, 0, rows=0)
     with pytest.raises(FileError, match=r"run\.log.*broadcast_perf times no.*allowed: all_reduce"):
         read(text)
+
+
+def _in_columns(nccl_log, set_columns, set_cells, last_column="", last_cell=""):
+    """Return a log of 2 x 4 ranks with one row of 1 MiB, in columns of a newer version."""
+    ranks = "".join(line for line in nccl_log(2, 4).splitlines(True) if "Rank" in line)
+    columns = f"# size count type redop root {set_columns} {set_columns} {last_column}\n"
+    row = f"1048576 262144 float sum -1 {set_cells} {set_cells.replace('100', '101')} {last_cell}\n"
+    return ranks + columns + row
+
+
+@pytest.mark.parametrize(
+    ("columns", "cells", "last"),
+    [
+        ("time algbw busbw #wrong", "100.0 10.0 17.5 0", ("timestamp", "2026-11-20 10:11:12")),
+        (
+            "time algbw busbw #wrong i_min i_max i_p99 i_cv%",
+            "100.0 10.0 17.5 0 98.0 103.0 102.0 1.2",
+            ("", ""),
+        ),
+    ],
+)
+def test_the_time_stands_under_its_heading_also_where_rows_say_more(
+    read, nccl_log, columns, cells, last
+):
+    (point,) = read(_in_columns(nccl_log, columns, cells, *last)).link_points
+    assert (point.kind, point.seconds) == ("all_reduce", pytest.approx(1e-4))
+
+
+def test_wrong_elements_count_also_where_they_are_more_than_six_digits_show(read, nccl_log):
+    text = _in_columns(nccl_log, "time algbw busbw #wrong", "100.0 10.0 17.5 1.04858e+06")
+    with pytest.raises(FileError, match="no whole row"):
+        read(text)
+
+
+def test_a_row_without_its_last_cell_is_cut_short(read, nccl_log):
+    whole = nccl_log(2, 4)
+    points = read(whole + whole.splitlines()[-1].rpartition("0")[0])
+    assert [point.seconds for point in points.link_points] == pytest.approx([1e-4])
+    assert "the row is cut short; left out" in points.warnings[0]
+
+
+def test_a_test_of_several_groups_at_once_is_refused(read, nccl_log):
+    text = nccl_log(2, 4)
+    for rank in range(8):
+        text = text.replace(f"Rank {rank} Pid", f"Rank {rank} Group {rank % 4} Pid")
+    with pytest.raises(
+        FileError, match="NCCL_TESTS_SPLIT made 4 groups of the ranks; allowed: one"
+    ):
+        read(text)
+
+
+def test_an_all_to_all_of_unequal_parts_is_not_taken_for_one_of_equal_parts(read, nccl_log):
+    text = "# Collective test starting: alltoallv_perf\n" + nccl_log(2, 4)
+    with pytest.raises(FileError, match="alltoallv_perf times no collective that is modelled"):
+        read(text)

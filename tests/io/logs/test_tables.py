@@ -44,6 +44,11 @@ def test_a_plain_table_of_collectives(read):
     assert (point.seconds, point.is_of_whole_axis) == (1.2e-4, True)
 
 
+def test_whole_numbers_may_have_a_point_as_pandas_writes_them(read):
+    (point,) = read("kind,n_ranks,nbytes,us\nall_gather,8.0,1024.0,20\n").link_points
+    assert (point.size, point.nbytes) == (8, 1024)
+
+
 def test_products_that_were_timed_twice_give_one_point(read):
     (point,) = read(PRODUCTS, where=BF16).gemm_points
     assert (point.m, point.n, point.k, point.dtype) == (16384, 1024, 1024, "bf16")
@@ -83,9 +88,15 @@ def test_rows_that_are_not_chosen_well_are_refused(read, text, where, complaint)
             "kind,n_ranks,nbytes,ms\nbroadcast,2,8,1\n",
             "line 2: 'broadcast' is no collective that is modelled; allowed: all_reduce, ",
         ),
-        ("kind,n_ranks,nbytes,ms\nall_gather,two,8,1\n", "line 2: invalid literal"),
-        ("kind,n_ranks,nbytes,ms\nall_gather,2,8\n", "line 2: 'ms'"),
-        ("kind,n_ranks,nbytes,ms\nall_gather,2,8,-1\n", "line 2: .*seconds"),
+        (
+            "kind,n_ranks,nbytes,ms\nall_gather,two,8,1\n",
+            "line 2: n_ranks is 'two'; allowed: a whole number",
+        ),
+        ("kind,n_ranks,nbytes,ms\nall_gather,2,8\n", "line 2: the row is cut short: .*'ms'"),
+        (
+            "kind,n_ranks,nbytes,ms\nall_gather,2,8,-1\n",
+            "line 2: ms is '-1'; allowed: a number above 0",
+        ),
         ("kind,n_ranks,nbytes,ms\n", "no whole row"),
         (PRODUCTS, "line 4: .*dtype is 'int8'"),
     ],
