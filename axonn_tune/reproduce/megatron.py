@@ -144,8 +144,23 @@ def _launch_blocking(machine: Machine) -> Machine:
 
 
 def _with_zero_1(loaders: Loaders) -> Megatron3D:
-    """Return Megatron-DeepSpeed: Megatron-LM of 2021 with the optimizer states of ZeRO-1."""
-    return megatron_of(loaders.engine("megatron-2021"), (1,), distributed_optimizer=True)
+    """Return Megatron-DeepSpeed: Megatron-LM of 2021 with the optimizer states of ZeRO-1.
+
+    DeepSpeed v0.5.9 to v0.12.6 ignores contiguous_gradients and reduce_scatter in stage 1
+    (runtime/engine.py, _configure_zero_optimizer; zero/stage_1_and_2.py, buffered_reduce_fallback
+    and allreduce_bucket). It all-reduces all gradients, but forms the norm of its own share and
+    clips that. Its buckets for these sums and for gathers are the defaults of zero/constants.py.
+    """
+    local = loaders.engine("megatron-2021")
+    program = replace(
+        local.megatron,
+        sums_sharded=True,
+        clips_shard=True,
+        buckets_without_overlap=True,
+        bucket_elements=5e8,
+        bucket_elements_per_replica=0.0,
+    )
+    return megatron_of(replace(local, megatron=program), (1,), distributed_optimizer=True)
 
 
 # The source says "Ampere", and not which; of its Megatron-LM it states the commit, not the options.

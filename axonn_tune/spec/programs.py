@@ -175,6 +175,8 @@ class MegatronProgram(SharedFacts):
     sums_sharded
         Whether gradients are all-reduced even where optimizer states are sharded, so that each rank
         has all sums, forms the norm of all and clips all, and not only those of its shard.
+    clips_shard
+        Whether a rank that has all sums forms the norm of those of its shard only, and clips these.
     pads_shares
         Whether replicas that share whole matrices have shares of one size of each bucket, which
         they reduce and gather as any other. Otherwise each has all sums, and the weights that it
@@ -283,6 +285,7 @@ class MegatronProgram(SharedFacts):
     checks_gradients: bool = False
     overlaps_sharded: bool = True
     sums_sharded: bool = False
+    clips_shard: bool = False
     pads_shares: bool = True
     launches_per_weight: bool = False
     view_seconds: Quantity | None = None

@@ -572,7 +572,8 @@ class ReplicaCommunication(SequenceParallel):
         owned = stored
         if options.distributed_optimizer:
             owned = options.owned_share(self.shapes, self._dense, self._experts)
-        clipped = stored if options.engine.megatron.sums_sharded else owned
+        program = options.engine.megatron
+        clipped = stored if program.sums_sharded and not program.clips_shard else owned
         muon = self._muon
         if muon is not None:
             owned = muon.others / self._n_sharing
