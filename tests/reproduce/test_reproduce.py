@@ -247,9 +247,11 @@ def test_megatron_deepspeed_on_frontier_ran_as_its_scripts_say():
 
 
 def test_bigscience_ran_as_its_chronicles_say():
-    """Runs of this size always hung unless the host waited for each kernel."""
+    """Runs of this size always hung unless the host waited for each kernel; they had ALiBi."""
     runs = list(bigscience(load_published("bigscience_176b"), LOADERS))
     assert {run.search.scenario.model.n_heads for run in runs} == {64}
+    assert {run.search.scenario.model.position_parameters for run in runs} == {0}
+    assert all(run.search.scenario.strategy.engine.megatron.biases_scores for run in runs)
     kernels = {run.search.scenario.machine.kernels for run in runs}
     assert all(of.gap_seconds == of.issue_seconds and of.gap_seconds.value > 0 for of in kernels)
     assert len({run.subject for run in runs}) == len(runs) == 23
