@@ -313,7 +313,8 @@ class CollectivePrices:
             np.asarray(size, dtype=np.float64).tobytes()
             for size in (operation.nbytes, operation.n_calls)
         )
-        key = (operation.kind, operation.axis, self._sender_key, nbytes, n_calls)
+        gap_seconds = operation.gap_seconds
+        key = (operation.kind, operation.axis, self._sender_key, nbytes, n_calls, gap_seconds)
         if key not in self._known:
             if self._is_same_on_placement(operation):
                 of_firsts = self._firsts.seconds(sized(operation, self._first_rows))
@@ -381,6 +382,9 @@ def _seconds(operation: Collective, n_ranks: Array, links: KindLinks) -> Array:
     for curve, rows in links.measured:
         n_calls = np.broadcast_to(operation.n_calls, seconds.shape)[rows]
         seconds[rows] = n_calls * curve.at(each_bytes[rows])
+    if operation.gap_seconds:
+        is_sent = (each_bytes > 0) & (n_ranks > 1)
+        seconds = seconds + is_sent * operation.n_calls * operation.gap_seconds
     return seconds
 
 

@@ -122,9 +122,9 @@ def bigscience(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     The chronicles say that runs of this size always hung without CUDA_LAUNCH_BLOCKING=1. The
     script of these days has ALiBi (bigscience at 8aff319, train/tr11-200B-ml/tr11-200B-ml.slurm).
     """
-    machine = _launch_blocking(loaders.machine("jean-zay"))
-    paper = Paper("BigScience", "BigScience chronicles (Apache-2.0)", machine)
     strategy = _with_alibi(_with_zero_1(loaders))
+    strategy, machine = _launch_blocking(strategy, loaders.machine("jean-zay"))
+    paper = Paper("BigScience", "BigScience chronicles (Apache-2.0)", machine)
     for row in rows:
         full = {**row, "gpus": "384"}
         model = replace(gpt(row, 2048, 250880), position="none")
@@ -144,10 +144,15 @@ def _with_alibi(strategy: Megatron3D) -> Megatron3D:
     return replace(strategy, engine=replace(strategy.engine, megatron=program))
 
 
-def _launch_blocking(machine: Machine) -> Machine:
-    """Return a machine whose host issues a kernel only when the one before it has ended."""
-    kernels = replace(machine.kernels, gap_seconds=machine.kernels.issue_seconds)
-    return replace(machine, kernels=kernels)
+def _launch_blocking(strategy: Megatron3D, machine: Machine) -> tuple[Megatron3D, Machine]:
+    """Return both with a host that issues a kernel only when the one before it has ended.
+
+    CUDA_LAUNCH_BLOCKING makes every launch wait, those of NCCL's kernels, too.
+    """
+    gap = machine.kernels.issue_seconds
+    engine = replace(strategy.engine, collective_gap_seconds=gap)
+    kernels = replace(machine.kernels, gap_seconds=gap)
+    return replace(strategy, engine=engine), replace(machine, kernels=kernels)
 
 
 def _with_zero_1(loaders: Loaders) -> Megatron3D:

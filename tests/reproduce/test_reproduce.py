@@ -254,6 +254,10 @@ def test_bigscience_ran_as_its_chronicles_say():
     assert all(run.search.scenario.strategy.engine.megatron.biases_scores for run in runs)
     kernels = {run.search.scenario.machine.kernels for run in runs}
     assert all(of.gap_seconds == of.issue_seconds and of.gap_seconds.value > 0 for of in kernels)
+    engines = [run.search.scenario.strategy.engine for run in runs]
+    assert {engine.collective_gap_seconds for engine in engines} == {
+        of.gap_seconds for of in kernels
+    }
     assert len({run.subject for run in runs}) == len(runs) == 23
     assert sum(run.published["fits"] == 0.0 for run in runs) == 3
 
