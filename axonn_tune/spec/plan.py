@@ -332,7 +332,7 @@ class Collective:
     axis: str
     n_calls: Size = 1.0
     waits_for: tuple[str, ...] = ()
-    gap_seconds: float = 0.0
+    gap_seconds: Size = 0.0
     stream: ClassVar[str] = COMMUNICATION
 
 

@@ -45,7 +45,7 @@ def predicted(engine, machine=None):
 
 @pytest.mark.parametrize("tensor", [2, 8])
 def test_the_device_waits_for_the_host_around_each_collective_that_is_awaited(tensor):
-    """Each call that moves anything adds a gap to a step in which no message runs beside kernels."""
+    """Each call that moves anything adds a gap where no message runs beside kernels."""
     gap = 1e-3
     program = MegatronProgram(
         sequence_parallel=False, overlap_grad_reduce=False, overlaps_gradient_sums=False
