@@ -162,6 +162,7 @@ def _with_zero_1(loaders: Loaders) -> Megatron3D:
     (runtime/engine.py, _configure_zero_optimizer; zero/stage_1_and_2.py, buffered_reduce_fallback
     and allreduce_bucket). It all-reduces all gradients, but forms the norm of its own share and
     clips that. Its buckets for these sums and for gathers are the defaults of zero/constants.py.
+    Its stages keep what they send.
     """
     local = loaders.engine("megatron-2021")
     program = replace(
@@ -172,7 +173,9 @@ def _with_zero_1(loaders: Loaders) -> Megatron3D:
         bucket_elements=5e8,
         bucket_elements_per_replica=0.0,
     )
-    return megatron_of(replace(local, megatron=program), (1,), distributed_optimizer=True)
+    memory = replace(local.memory, keeps_transfers=True)
+    engine = replace(local, megatron=program, memory=memory)
+    return megatron_of(engine, (1,), distributed_optimizer=True)
 
 
 # The source says "Ampere", and not which; of its Megatron-LM it states the commit, not the options.

@@ -160,6 +160,9 @@ class MemoryForm:
     awaits_messages
         Whether the host of a stage waits until each message between stages has passed, so that it
         issues two passes ahead at most.
+    keeps_transfers
+        Whether a stage keeps what it has sent of a micro-batch until that comes back (DeepSpeed at
+        2151c787, runtime/pipe/engine.py, pipe_buffers["outputs"]).
     workspaces, expert_workspaces
         Number of cuBLAS's workspaces that it holds for products besides torch's own, and the number
         that it adds for the grouped products of experts (`Gpu.workspace_bytes`).
@@ -195,6 +198,7 @@ class MemoryForm:
     held_back_tensors: Quantity | None = None
     finished_passes: Quantity | None = None
     awaits_messages: bool = False
+    keeps_transfers: bool = False
     workspaces: int = 0
     expert_workspaces: int = 0
     counts_segments: bool = False
