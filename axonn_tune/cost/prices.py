@@ -324,11 +324,11 @@ class CollectivePrices:
 
     def _sent(self, operation: Collective) -> Array:
         """Return the time of a collective for all senders, which may be known from another one."""
-        nbytes, n_calls = (
+        sizes = (
             np.asarray(size, dtype=np.float64).tobytes()
-            for size in (operation.nbytes, operation.n_calls)
+            for size in (operation.nbytes, operation.n_calls, operation.gap_seconds)
         )
-        key = (operation.kind, operation.axis, self._sender_key, nbytes, n_calls)
+        key = (operation.kind, operation.axis, self._sender_key, *sizes)
         if key not in self._known:
             if self._is_same_on_placement(operation):
                 of_firsts = self._firsts.seconds(sized(operation, self._first_rows))
@@ -396,7 +396,8 @@ def _seconds(operation: Collective, n_ranks: Array, links: KindLinks) -> Array:
     for curve, rows in links.measured:
         n_calls = np.broadcast_to(operation.n_calls, seconds.shape)[rows]
         seconds[rows] = n_calls * curve.at(each_bytes[rows])
-    return seconds
+    is_sent = (each_bytes > 0) & (n_ranks > 1)
+    return np.asarray(seconds + is_sent * operation.n_calls * operation.gap_seconds)
 
 
 def group_seconds(machine: Machine, kind: str, stride: int, size: int, nbytes: Size) -> Array:

@@ -119,15 +119,16 @@ def activation_memory(
 def bigscience(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield Megatron-DeepSpeed with ZeRO-1 in fp16 and a vocabulary of 250,880.
 
-    The chronicles say that runs of this size always hung without CUDA_LAUNCH_BLOCKING=1.
+    The chronicles say that runs of this size always hung without CUDA_LAUNCH_BLOCKING=1. The
+    script of these days has ALiBi (bigscience at 8aff319, train/tr11-200B-ml/tr11-200B-ml.slurm).
     """
-    machine = _launch_blocking(loaders.machine("jean-zay"))
+    strategy = _with_alibi(_with_zero_1(loaders))
+    strategy, machine = _launch_blocking(strategy, loaders.machine("jean-zay"))
     paper = Paper("BigScience", "BigScience chronicles (Apache-2.0)", machine)
-    strategy = _with_zero_1(loaders)
     for row in rows:
         full = {**row, "gpus": "384"}
-        scenario = Scenario(gpt(row, 2048, 250880), fp16_job(full, 2048), machine, strategy)
-        search = megatron_search(scenario, full)
+        model = replace(gpt(row, 2048, 250880), position="none")
+        search = megatron_search(Scenario(model, fp16_job(full, 2048), machine, strategy), full)
         layout = f"tensor {row['tensor']}, pipeline {row['pipeline']}, data {row['data']}"
         subject = f"{layout}, {row['micro_batch']} of {row['global_batch']}"
         published = {"fits": float(row["memory_gb"] != "OOM")}
@@ -137,15 +138,44 @@ def bigscience(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         yield paper.run("BigScience", subject, search, published)
 
 
-def _launch_blocking(machine: Machine) -> Machine:
-    """Return a machine whose host issues a kernel only when the one before it has ended."""
-    kernels = replace(machine.kernels, gap_seconds=machine.kernels.issue_seconds)
-    return replace(machine, kernels=kernels)
+def _with_alibi(strategy: Megatron3D) -> Megatron3D:
+    """Return the strategy with biases of positions on the scores of its attention."""
+    program = replace(strategy.engine.megatron, biases_scores=True)
+    return replace(strategy, engine=replace(strategy.engine, megatron=program))
+
+
+def _launch_blocking(strategy: Megatron3D, machine: Machine) -> tuple[Megatron3D, Machine]:
+    """Return both with a host that issues a kernel only when the one before it has ended.
+
+    CUDA_LAUNCH_BLOCKING makes every launch wait, those of NCCL's kernels, too.
+    """
+    gap = machine.kernels.issue_seconds
+    engine = replace(strategy.engine, collective_gap_seconds=gap)
+    kernels = replace(machine.kernels, gap_seconds=gap)
+    return replace(strategy, engine=engine), replace(machine, kernels=kernels)
 
 
 def _with_zero_1(loaders: Loaders) -> Megatron3D:
-    """Return Megatron-DeepSpeed: Megatron-LM of 2021 with the optimizer states of ZeRO-1."""
-    return megatron_of(loaders.engine("megatron-2021"), (1,), distributed_optimizer=True)
+    """Return Megatron-DeepSpeed: Megatron-LM of 2021 with the optimizer states of ZeRO-1.
+
+    DeepSpeed v0.5.9 to v0.12.6 ignores contiguous_gradients and reduce_scatter in stage 1
+    (runtime/engine.py, _configure_zero_optimizer; zero/stage_1_and_2.py, buffered_reduce_fallback
+    and allreduce_bucket). It all-reduces all gradients, but forms the norm of its own share and
+    clips that. Its buckets for these sums and for gathers are the defaults of zero/constants.py.
+    Its stages keep what they send.
+    """
+    local = loaders.engine("megatron-2021")
+    program = replace(
+        local.megatron,
+        sums_sharded=True,
+        clips_shard=True,
+        buckets_without_overlap=True,
+        bucket_elements=5e8,
+        bucket_elements_per_replica=0.0,
+    )
+    memory = replace(local.memory, keeps_transfers=True)
+    engine = replace(local, megatron=program, memory=memory)
+    return megatron_of(engine, (1,), distributed_optimizer=True)
 
 
 # The source says "Ampere", and not which; of its Megatron-LM it states the commit, not the options.

@@ -20,6 +20,7 @@ from axonn_tune.spec.plan import (
     FLASH_ATTENTION,
     MEMORY_KERNELS,
     Attention,
+    Collective,
     GroupedGemm,
     MemoryBound,
     Operation,
@@ -159,6 +160,9 @@ class MemoryForm:
     awaits_messages
         Whether the host of a stage waits until each message between stages has passed, so that it
         issues two passes ahead at most.
+    keeps_transfers
+        Whether a stage keeps what it has sent of a micro-batch until that comes back (DeepSpeed at
+        2151c787, runtime/pipe/engine.py, pipe_buffers["outputs"]).
     workspaces, expert_workspaces
         Number of cuBLAS's workspaces that it holds for products besides torch's own, and the number
         that it adds for the grouped products of experts (`Gpu.workspace_bytes`).
@@ -194,6 +198,7 @@ class MemoryForm:
     held_back_tensors: Quantity | None = None
     finished_passes: Quantity | None = None
     awaits_messages: bool = False
+    keeps_transfers: bool = False
     workspaces: int = 0
     expert_workspaces: int = 0
     counts_segments: bool = False
@@ -264,6 +269,9 @@ class Engine:
     expert_issue_seconds
         Time in which its host issues a forward product of an expert, if the host cannot run ahead
         of the device there; None if it issues them like any other operation.
+    collective_gap_seconds
+        Time for which its host keeps the device idle around each collective within a pass or at
+        the end of a step, since it waits for it (CUDA_LAUNCH_BLOCKING); None for none.
     stage_wait_seconds
         Time for which the host waits in each collective of a stage, for each rank of the group,
         where the pipeline spans several nodes; None for none.
@@ -301,6 +309,7 @@ class Engine:
     issue_seconds: Quantity | None = None
     mixture_issue_seconds: Quantity | None = None
     expert_issue_seconds: Quantity | None = None
+    collective_gap_seconds: Quantity | None = None
     stage_wait_seconds: Quantity | None = None
     waits_without_stages: bool = False
     awaits_device: bool = False
@@ -332,7 +341,8 @@ class Engine:
         for width in self.attention_widths:
             require_count(owner, "attention_widths", width)
         issues = ("issue_seconds", "mixture_issue_seconds", "expert_issue_seconds")
-        require_facts(owner, self, (*issues, "stage_wait_seconds"), 0.0, LONGEST_WAIT_SECONDS)
+        waits = ("collective_gap_seconds", "stage_wait_seconds")
+        require_facts(owner, self, (*issues, *waits), 0.0, LONGEST_WAIT_SECONDS)
         if self.name and not self.strategies:
             raise InputError(f"{owner}: strategies is empty; name at least one")
 
@@ -389,7 +399,8 @@ class Engine:
         """Return the plan with the kernels that the engine really launches."""
         of_machine = self.attention_library == FLASH_ATTENTION and not self.attention_rate
         has_its_attention = of_machine and not self.attention_widths
-        if not self.kernels and has_its_attention and not self._holds_experts_up(plan):
+        holds_up = self._holds_experts_up(plan) or self.collective_gap_seconds is not None
+        if not self.kernels and has_its_attention and not holds_up:
             return plan
         return rewritten(plan, self._operation)
 
@@ -403,6 +414,8 @@ class Engine:
         if isinstance(operation, MemoryBound):
             form = self.kernels.get(operation.kernel) or self.kernels.get(EVERY_KERNEL)
             return form.of(operation) if form else operation
+        if isinstance(operation, Collective) and self.collective_gap_seconds is not None:
+            return replace(operation, gap_seconds=self.collective_gap_seconds.value)
         if isinstance(operation, GroupedGemm) and operation.mode == "NN":
             # The host has just waited for the numbers of tokens that the experts take.
             return replace(operation, issue_seconds=value_or(self.expert_issue_seconds, 0.0))

@@ -322,6 +322,8 @@ class Collective:
         Number of equal calls that move the buffer.
     waits_for
         Names of operations that end before it starts.
+    gap_seconds
+        Time for which the host keeps the device idle around each call.
     """
 
     name: str
@@ -330,6 +332,7 @@ class Collective:
     axis: str
     n_calls: Size = 1.0
     waits_for: tuple[str, ...] = ()
+    gap_seconds: Size = 0.0
     stream: ClassVar[str] = COMMUNICATION
 
 

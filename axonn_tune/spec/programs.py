@@ -175,6 +175,8 @@ class MegatronProgram(SharedFacts):
     sums_sharded
         Whether gradients are all-reduced even where optimizer states are sharded, so that each rank
         has all sums, forms the norm of all and clips all, and not only those of its shard.
+    clips_shard
+        Whether a rank that has all sums forms the norm of those of its shard only, and clips these.
     pads_shares
         Whether replicas that share whole matrices have shares of one size of each bucket, which
         they reduce and gather as any other. Otherwise each has all sums, and the weights that it
@@ -220,6 +222,10 @@ class MegatronProgram(SharedFacts):
         Whether heads are copied into the order that fused attention reads, and the output of
         attention into the order of the tokens, and whether the gradients of queries, keys and
         values are joined for the product that formed them.
+    biases_scores
+        Whether each head adds a bias to its scores (ALiBi) where attention is not fused: torch
+        copies the bias to all queries, and the product adds to these copies (pytorch at 002253ce,
+        aten/src/ATen/native/cuda/Blas.cpp, baddbmm_out_cuda_impl).
     casts_in_activations
         Whether the kernels of an MLP's activation prepare the cast of what they form, as a norm's
         do: Transformer Engine's sequence of operations (csrc/extensions/activation.cpp at
@@ -283,6 +289,7 @@ class MegatronProgram(SharedFacts):
     checks_gradients: bool = False
     overlaps_sharded: bool = True
     sums_sharded: bool = False
+    clips_shard: bool = False
     pads_shares: bool = True
     launches_per_weight: bool = False
     view_seconds: Quantity | None = None
@@ -298,6 +305,7 @@ class MegatronProgram(SharedFacts):
     overlaps_tensor: bool = False
     experts_at_once: int = 4
     orders_heads: bool = False
+    biases_scores: bool = False
     casts_in_activations: bool = False
     fuses_adapters: bool = False
     autocasts: bool = False

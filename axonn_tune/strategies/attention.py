@@ -74,6 +74,17 @@ def ordered_heads(
         host.memory_bound(names.of_layer(chain, "attention_join"), 2.0 * heads, "copy")
 
 
+def bias_scores(host: HostProgram, shapes: Shapes, chain: str) -> None:
+    """Copy a bias of each head to all queries, and read the copies to add the scores to them.
+
+    A kernel that broadcasts handles one element at a time. The bias needs no gradient.
+    """
+    if chain != BACKWARD:
+        nbytes = shapes.score_bytes
+        name = names.of_layer(chain, "attention_bias")
+        host.memory_bound(name, 2.0 * nbytes, "copy", strided_bytes=nbytes)
+
+
 def _copy_in_order(host: HostProgram, name: str, nbytes: Size) -> None:
     """Read and write a tensor in another order, which takes one element at a time."""
     host.memory_bound(name, 2.0 * nbytes, "copy", strided_bytes=2.0 * nbytes)

@@ -8,7 +8,9 @@ import re
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import pytest
+from build import number, operations, table_of
 from reproduced import LOADERS
 from scipy.stats import spearmanr
 
@@ -245,13 +247,36 @@ def test_megatron_deepspeed_on_frontier_ran_as_its_scripts_say():
 
 
 def test_bigscience_ran_as_its_chronicles_say():
-    """Runs of this size always hung unless the host waited for each kernel."""
+    """Runs of this size always hung unless the host waited for each kernel; they had ALiBi."""
     runs = list(bigscience(load_published("bigscience_176b"), LOADERS))
     assert {run.search.scenario.model.n_heads for run in runs} == {64}
+    assert {run.search.scenario.model.position_parameters for run in runs} == {0}
+    assert all(run.search.scenario.strategy.engine.megatron.biases_scores for run in runs)
     kernels = {run.search.scenario.machine.kernels for run in runs}
     assert all(of.gap_seconds == of.issue_seconds and of.gap_seconds.value > 0 for of in kernels)
+    engines = [run.search.scenario.strategy.engine for run in runs]
+    assert {engine.collective_gap_seconds for engine in engines} == {
+        of.gap_seconds for of in kernels
+    }
     assert len({run.subject for run in runs}) == len(runs) == 23
     assert sum(run.published["fits"] == 0.0 for run in runs) == 3
+
+
+def test_deepspeed_sums_all_gradients_in_stage_1_and_shares_the_update():
+    """Tensor 8 in two stages: a rank of the first one has 36 layers and an eighth of the words."""
+    runs = bigscience(load_published("bigscience_176b"), LOADERS)
+    search = next(run.search for run in runs if run.subject.startswith("tensor 8, pipeline 2,"))
+    scenario = search.scenario
+    table = table_of(scenario.strategy, recompute="full", tensor=8, pipeline=2, data=24)
+    plan = scenario.strategy.plan(scenario.model, scenario.job, table)
+    by_name = {op.name: op for op in operations(plan.step_end)}
+    sums, gathers = by_name["gradient.reduce"], by_name["weights.all_gather"]
+    n_elements = (36 * 12 * 14336**2 + 250880 * 14336) / 8
+    assert (sums.kind, gathers.kind) == ("all_reduce", "all_gather")
+    for op in (sums, gathers):
+        assert number(op.nbytes) == pytest.approx(2 * n_elements, rel=5e-3)
+        assert number(op.n_calls) == np.ceil(number(op.nbytes) / 2 / 5e8) == 24
+    assert number(by_name["gradient.clip"].nbytes) < 2.1 * 4 * n_elements / 24
 
 
 def test_alps_has_a_batch_that_its_gpus_can_share():

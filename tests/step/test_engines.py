@@ -43,6 +43,29 @@ def predicted(engine, machine=None):
     return predict(scenario, configuration)
 
 
+@pytest.mark.parametrize("tensor", [2, 8])
+def test_the_device_waits_for_the_host_around_each_collective_that_is_awaited(tensor):
+    """Each call that moves anything adds a gap where no message runs beside kernels."""
+    gap = 1e-3
+    program = MegatronProgram(
+        sequence_parallel=False, overlap_grad_reduce=False, overlaps_gradient_sums=False
+    )
+    layout = Layout({"tensor": tensor, "context": 1, "data": 8 // tensor, "pipeline": 1})
+    configuration = Configuration(layout, micro_batch=2, recompute="full")
+    steps = [
+        predict(Scenario(MODEL, JOB, machine_of(), megatron_of(engine, (1,))), configuration)
+        for engine in (
+            Engine(megatron=program),
+            Engine(megatron=program, collective_gap_seconds=quantity(gap)),
+        )
+    ]
+    operations_of_first = explain(steps[0], with_sensitivities=False).operations
+    n_calls = sum(op.n_calls for op in operations_of_first if op.axis)
+    assert n_calls > 6 * MODEL.n_layers
+    added = steps[1].step_seconds - steps[0].step_seconds
+    assert added == pytest.approx(n_calls * gap, rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("strategy", "sizes"),
     [(zero3(), {"shard": 8}), (Megatron3D(), {"tensor": 2, "data": 2, "pipeline": 2})],

@@ -7,7 +7,7 @@ import pytest
 from build import memory_terms, number, table_of
 from worlds import llama
 
-from axonn_tune.spec.engine import Engine
+from axonn_tune.spec.engine import Engine, MemoryForm
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.programs import ZeroProgram
@@ -482,6 +482,25 @@ def test_a_last_stage_with_a_wide_head_needs_most(strategy, n_micro):
     assert terms["working_set"] == (2.0 + 4.0) * logits + more
     alone = memory_terms(strategy, replace(HEADY, n_layers=2), job, 1, "none", data=8)
     assert terms["activations"] == pytest.approx(alone["activations"], rel=1e-12)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("n_micro", [2, 8])
+def test_stages_but_the_last_may_keep_what_they_send(stages, n_micro):
+    """Without sequence parallelism a rank sends a quarter of 2 bytes of 64 features and tokens."""
+    job = Job(4 * stages, n_micro, 64)
+    table = table_of(Megatron3D(), recompute="full", tensor=4, pipeline=stages)
+    frees, keeps = (
+        Megatron3D(sequence_parallel=False, engine=engine)
+        for engine in (Engine(), Engine(memory=MemoryForm(keeps_transfers=True)))
+    )
+    first, first_keeps = (each.first_stage_memory(HEADY, job, table) for each in (frees, keeps))
+    n_sent = min(stages, n_micro) if stages > 1 else 0
+    kept = number(first_keeps.pop("activations")) - number(first.pop("activations"))
+    assert kept == pytest.approx(n_sent * 2 * 64 * 64 / 4, abs=1e-6)
+    assert first_keeps == first
+    # The last stage, with the wide head, needs most.
+    assert keeps.memory(HEADY, job, table) == frees.memory(HEADY, job, table)
 
 
 @PIPELINES

@@ -1,5 +1,7 @@
 """Copies of heads and kernels of the loss in Megatron-LM of 2021 to 2023, in bytes by hand."""
 
+from dataclasses import replace
+
 import pytest
 from build import number, operations, plan_of
 
@@ -65,3 +67,23 @@ def test_nothing_fuses_the_loss(engine):
     n_logits = TOKENS * MODEL.padded_vocab_size / 2
     assert number(found["loss.softmax"].nbytes) / n_logits == pytest.approx(38.0)
     assert number(found["loss.gradient"].nbytes) / n_logits == pytest.approx(14.0, rel=2e-3)
+
+
+@pytest.mark.parametrize("attention", ["unfused", "flash"])
+def test_biases_are_copied_to_all_scores_in_each_forward_pass(attention):
+    """Each of two heads has a score of 2 bytes for every pair of tokens: written once, read once.
+
+    The copy broadcasts (pytorch at 002253ce, native/cuda/Blas.cpp, baddbmm_out_cuda_impl).
+    """
+    engine = load_engine("megatron-2021")
+    biased = replace(engine, megatron=replace(engine.megatron, biases_scores=True))
+    found = kernels(megatron_of(biased, (1,)), attention, 2, "full")
+    biases = {name: op for name, op in found.items() if name.endswith("attention_bias")}
+    is_unfused = attention == "unfused"
+    assert set(biases) == {f"{c}.attention_bias" for c in ("forward", "recompute") if is_unfused}
+    score_bytes = 2 * 2 * TOKENS * TOKENS * 2
+    for bias in biases.values():
+        assert number(bias.nbytes) == 2 * score_bytes
+        assert number(bias.strided_bytes) == score_bytes
+    unbiased = kernels(megatron_of(engine, (1,)), attention, 2, "full")
+    assert set(found) - set(unbiased) == set(biases)

@@ -10,10 +10,11 @@ from axonn_tune.errors import InputError
 from axonn_tune.io.presets import load_engine, load_machine
 from axonn_tune.report.phrases import assumption_line
 from axonn_tune.search.one_layout import best_of_layout
-from axonn_tune.spec.engine import IDEAL
+from axonn_tune.spec.engine import IDEAL, Engine
 from axonn_tune.spec.job import Job
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import MemoryBound
+from axonn_tune.spec.programs import MegatronProgram
 from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
 from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 from axonn_tune.strategies.named import strategy_named
@@ -67,6 +68,21 @@ def test_megatron_holds_whole_gradients_of_two_blocks_at_most():
         ]
         assert len(last_gradients) == TIED.n_layers
         assert all(("gradient.block.reduce" in op.waits_for) == waits for op in last_gradients)
+
+
+@pytest.mark.parametrize("clips_shard", [False, True])
+def test_replicas_that_have_all_sums_clip_all_or_their_shard(clips_shard):
+    """DeepSpeed all-reduces in stage 1 and clips its own share (v0.6.0, stage_1_and_2.py, step)."""
+    data = 4
+    program = MegatronProgram(sums_sharded=True, clips_shard=clips_shard)
+    megatron = replace(OF_MEGATRON[1], overlap_grad_reduce=False, engine=Engine(megatron=program))
+    plan = plan_of(megatron, TIED, JOB, data=data, tensor=4)
+    summed = {op.name: op for op in collectives(plan, plan.step_end)}["gradient.reduce"]
+    by_name = {op.name: op for op in operations(plan.step_end)}
+    n_clipped = number(summed.nbytes) / (data if clips_shard else 1)
+    assert summed.kind == "all_reduce"
+    assert number(by_name["gradient.norm"].nbytes) == approx(n_clipped)
+    assert number(by_name["gradient.clip"].nbytes) == approx(2.0 * n_clipped)
 
 
 # AxoNN's grid ------------------------------------------------------------------------------------

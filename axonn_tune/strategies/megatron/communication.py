@@ -10,7 +10,7 @@ from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.layout import EXPERT
 from axonn_tune.spec.names import BACKWARD, COMBINE, DISPATCH, PROBABILITIES, RECOMPUTE
 from axonn_tune.spec.plan import Array, Size
-from axonn_tune.strategies.attention import copied_heads, ordered_heads
+from axonn_tune.strategies.attention import bias_scores, copied_heads, ordered_heads
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import context_parallelism
 from axonn_tune.strategies.megatron.replicas import (
@@ -251,6 +251,8 @@ class MegatronCommunication(ReplicaCommunication):
         program = self.options.engine.megatron
         with ordered_heads(host, self.shapes, chain, program.orders_heads):
             if self.shapes.job.attention == "unfused":
+                if program.biases_scores:
+                    bias_scores(host, self.shapes, chain)
                 super().attend(host, chain, window)
                 return
             context = context_parallelism(self.options.context_kind, self.shapes)

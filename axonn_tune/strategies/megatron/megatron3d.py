@@ -492,6 +492,7 @@ class Megatron3D:
         model = shapes.model
         n_copies = copies_of_model(self.schedule, shapes.table)
         n_modules = last * job.mtp_modules
+        n_in_flight = held / max(len(layers), 1)
         above = shapes.backward_layers(layers)
         chunk = -(-len(above) // (shapes.n_virtual * n_copies))
         held = held * (len(above) / max(len(layers), 1)) + n_modules
@@ -532,7 +533,8 @@ class Megatron3D:
             **host_copies(job, self.engine.offload_in(job), owned),
             **host_activations(job, held * moved),
             "activations": held * (shapes.saved_by_layers(saved, chunk) - moved)
-            + n_modules * saved_by_module(shapes),
+            + n_modules * saved_by_module(shapes)
+            + self._kept_transfers(shapes, last) * n_in_flight,
             "working_set": working
             + largest_moved(shapes, layers)
             + n_dummies * dummy_bytes
@@ -545,6 +547,14 @@ class Megatron3D:
         of_others = muon.others / self.n_sharing(shapes.table) * states.nbytes
         gathered = dense * job.element_bytes * (replicas > 1) * self.deals_matrices(job)
         return terms | muon.memory(shapes, terms, of_others, gathered, self.gradient_bytes(job))
+
+    def _kept_transfers(self, shapes: Shapes, last: bool) -> Array:
+        """Return the bytes that a stage keeps of what it has sent of one micro-batch, shape (C,).
+
+        They are in buffers of their own, which backward passes release.
+        """
+        is_kept = self.engine.memory.keeps_transfers and not last
+        return is_kept * self.communication(shapes, sync=False).transfer_bytes
 
     def _unsummed(
         self, segments: Segments, trained: Array, embedding: Array, of_one: Array

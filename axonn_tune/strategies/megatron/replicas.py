@@ -427,7 +427,7 @@ class ReplicaCommunication(SequenceParallel):
         owned = stored
         if options.distributed_optimizer:
             owned = options.owned_share(self.shapes, self._first.dense, self._first.experts)
-        clipped = stored if options.engine.megatron.sums_sharded else owned
+        clipped = owned if self._clips_share else stored
         muon = self._first.muon
         if muon is not None:
             owned = muon.others / self._n_sharing
@@ -459,9 +459,14 @@ class ReplicaCommunication(SequenceParallel):
         core/optimizer/__init__.py: the grad_stats_parallel_group of a distributed optimizer is its
         intra_dist_opt_group, which holds all replicas).
         """
-        options = self.options
-        has_share = options.distributed_optimizer and not options.engine.megatron.sums_sharded
-        return ("tensor", PIPELINE, *((options.replicas,) if has_share else ()))
+        return ("tensor", PIPELINE, *((self.options.replicas,) if self._clips_share else ()))
+
+    @property
+    def _clips_share(self) -> bool:
+        """Whether a rank clips its share of the gradients alone, even where it has all sums."""
+        program = self.options.engine.megatron
+        has_share = not program.sums_sharded or program.clips_shard
+        return self.options.distributed_optimizer and has_share
 
     def _agree_on_scales(self, host: HostProgram) -> None:
         """Find the largest value of each weight before it is cast, where it has a single scale.
