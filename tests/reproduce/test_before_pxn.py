@@ -59,3 +59,14 @@ def test_steps_with_four_tensor_ranks_are_met(table, sizes, bar):
     errors = [c.error_fraction for c in compare_published(runs_of(table, **sizes), iter)]
     assert errors
     assert max(map(abs, errors)) < bar
+
+
+def test_steps_of_39_billion_parameters_contradict_each_other():
+    """More sequences in a micro-batch cannot help in one layout and harm in the others."""
+    seconds = {
+        (row["pipeline"], row["micro_batch"]): 1e-3 * float(row["step_milliseconds"])
+        for row in load_published("vtrain_a100_multi")
+        if row["parameters_b"] == "39.1" and row["tensor"] == "4"
+    }
+    longer = [seconds[stages, "6"] - seconds[stages, "3"] for stages in ("4", "8", "16")]
+    assert longer == pytest.approx([2.3, -1.5, 5.0], abs=0.05)
