@@ -6,7 +6,6 @@ and the least time in which links can carry all messages.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -45,13 +44,14 @@ from axonn_tune.spec.scenario import Scenario
 Links: TypeAlias = Mapping[str, AxisLinks]
 
 
-def slowest_rank_factor(machine: Machine, n_ranks: int) -> float:
+def slowest_rank_factor(machine: Machine, n_ranks: Size) -> Size:
     """Return how much slower than the mean the slowest of N equal GPUs computes.
 
     The expected largest of N normal deviates is about sigma sqrt(2 ln N) (Galambos, "The
     Asymptotic Theory of Extreme Order Statistics"); a synchronous step waits for it.
     """
-    return 1.0 + machine.jitter_fraction.value * math.sqrt(2.0 * math.log(max(n_ranks, 1)))
+    deviations = np.sqrt(2.0 * np.log(np.maximum(n_ranks, 1.0)))
+    return 1.0 + machine.jitter_fraction.value * deviations
 
 
 class KernelPrices:
@@ -105,6 +105,15 @@ class KernelPrices:
             return np.asarray(False)
         issued_at_once = replace(product, issue_seconds=0.0)
         return self.seconds(issued_at_once) < self.seconds(product)
+
+    def last_stage_factor(self, table: CandidateTable) -> Array:
+        """Return how long kernels of the last stage take in terms of `seconds`, shape (C,).
+
+        The slowest of all GPUs need not be among those of this one stage. It is among those of the
+        others, at the pace of which a pipeline runs whose stages have equal work.
+        """
+        of_stage = slowest_rank_factor(self._machine, self._job.n_gpus / table.stages)
+        return np.asarray(of_stage / self._slowest_rank)
 
     def copy_seconds(self, copy: HostCopy) -> Array:
         """Return the time of a copy between GPU and host, in the shape of its sizes."""

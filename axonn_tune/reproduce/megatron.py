@@ -9,11 +9,18 @@ from axonn_tune.reproduce.runs import Loaders, Paper, Row, Run, fp16_job, gpt, h
 from axonn_tune.search.search import Search
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job
+from axonn_tune.spec.links import RingShare
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.model import Model
+from axonn_tune.spec.plan import RING_KINDS
 from axonn_tune.spec.programs import MegatronProgram
+from axonn_tune.spec.quantity import Quantity
 from axonn_tune.spec.scenario import Scenario
 from axonn_tune.strategies.megatron.megatron3d import Megatron3D, megatron_of
+
+# What NCCL expects of the link between two sockets of AMD's, each way (AMD_BW, published in
+# NVIDIA/nccl at v2.19.3-1, src/graph/topo.h); before, it took this link to be as fast as any.
+_SOCKETS_BYTES_PER_S = 16e9
 
 
 def megatron_search(scenario: Scenario, row: Row, recompute: str = "full") -> Search:
@@ -32,7 +39,7 @@ def weak_scaling(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     paper = Paper(
         "Megatron-LM 2021",
         "Narayanan et al., SC21, Table 1, and its launch script",
-        loaders.machine("dgx-a100"),
+        _before_pxn(loaders.machine("dgx-a100")),
     )
     local = loaders.engine("megatron-2021")
     engines = {"local": local, "torch": _in_torch_ddp(local)}
@@ -43,6 +50,30 @@ def weak_scaling(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         subject = f"{row['parameters_b']}B on {row['gpus']}"
         published = {"hardware_tflops_per_gpu": float(row["tflops_per_gpu"])}
         yield paper.run("weak scaling", subject, search, published)
+
+
+def _before_pxn(machine: Machine) -> Machine:
+    """Return a machine of nodes of eight A100 whose NCCL is older than 2.12 and has no PXN.
+
+    A ring over pairs of GPUs four apart enters a node at one of the pair and leaves it from the
+    other, by the same NIC. That NIC is in the other socket, so that what the node sends is copied
+    through the memory of the host (NVIDIA/nccl at v2.10.3-1, src/graph/search.cc and paths.cc,
+    ncclTopoCheckGdr: no GPUDirect beyond PXB). Half of it goes from one socket to the other, and
+    half the other way. Such rings are those of four replicated tensor ranks. All other groups have
+    both ends near the NIC, or in its socket.
+    """
+    level = machine.links[-1]
+    n_pairs = machine.ranks_per_node // 2
+    between_sockets = 2.0 * _SOCKETS_BYTES_PER_S
+    per_ring = {n: level.bandwidth_bytes_per_s.value / n for n in range(1, 2 * n_pairs + 1)}
+    per_ring[n_pairs] = min(per_ring[n_pairs], between_sockets / n_pairs)
+    source = "rings of pairs of GPUs in different sockets: NCCL's AMD_BW between these, each way"
+    shares = tuple(
+        RingShare(kind, n, Quantity(value, "assumed", source))
+        for kind in RING_KINDS
+        for n, value in per_ring.items()
+    )
+    return replace(machine, links=(*machine.links[:-1], replace(level, ring_shares=shares)))
 
 
 def _in_torch_ddp(engine: Engine) -> Engine:
@@ -253,12 +284,13 @@ def vtrain(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     """Yield measured steps of Megatron-DeepSpeed, whose layers are those of Megatron-LM of 2021.
 
     The file omits recomputation: full is taken for all, as in vTrain's own configurations of them.
+    It omits the version of NCCL, too: one of before 2022 is taken.
     """
     paper = Paper(
         "vTrain",
         "VIA-Research/vTrain, data/ (MIT)",
-        loaders.machine("a100-800g"),
-        assumed=("vocabulary", "recomputation"),
+        _before_pxn(loaders.machine("a100-800g")),
+        assumed=("vocabulary", "recomputation", "software"),
     )
     strategy = megatron_of(loaders.engine("megatron-2021"), n_virtual=(1,))
     for row in rows:

@@ -411,11 +411,16 @@ class Phase:
 class Part:
     """Phases that are played one after another, from idle streams until all are idle again.
 
-    The name is the same in the plans of all candidates of a strategy, and unique in each plan.
+    name
+        It is the same in the plans of all candidates of a strategy, and unique in each plan.
+    is_of_last_stage
+        Whether only the ranks of a pipeline's last stage run it. Other parts run at the pace of the
+        slowest of all ranks, and this one at that of the slowest of these.
     """
 
     name: str
     phases: tuple[Phase, ...]
+    is_of_last_stage: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -463,7 +468,7 @@ def _selected(part: Part, name: str, belongs: Callable[[Operation], bool]) -> Pa
         )
         for phase, operations in zip(part.phases, taken, strict=True)
     )
-    return Part(f"{part.name}.{name}", phases)
+    return replace(part, name=f"{part.name}.{name}", phases=phases)
 
 
 @dataclass(frozen=True, eq=False)

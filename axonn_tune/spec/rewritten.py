@@ -18,7 +18,7 @@ def rewritten(plan: StepPlan, change: Callable[[Operation], Operation]) -> StepP
         phases = (
             replace(phase, operations=tuple(map(change, phase.operations))) for phase in part.phases
         )
-        return Part(part.name, tuple(phases))
+        return replace(part, phases=tuple(phases))
 
     def of_stage(stage: Stage) -> Stage:
         return Stage(of_part(stage.forward), of_part(stage.backward))

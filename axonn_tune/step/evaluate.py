@@ -271,7 +271,7 @@ def _kernel_seconds(kernels: KernelTimes, part: Part) -> Size:
         issued = [op for op in phase.operations if not isinstance(op, Transfer)]
         if issued:
             seconds += phase.repeats * kernels.in_a_row(issued, rows, shapes)
-    return seconds
+    return seconds * kernels.pace(part)
 
 
 def _collective_seconds(prices: CollectivePrices, part: Part, rows: Ints) -> Array:
@@ -377,7 +377,19 @@ class _PlayedChunk:
             self._kernel_seconds[key] = _on_machines(
                 self._kernel_times, lambda times: times.in_a_row(issued, self._rows, self._shapes)
             ).ravel()
-        return self._kernel_seconds[key]
+        seconds = self._kernel_seconds[key]
+        return seconds * self._paces(part) if part.is_of_last_stage else seconds
+
+    def _paces(self, part: Part) -> Array:
+        """Return how long kernels take in a part in terms of their prices, shape (M * chunk,)."""
+        return _on_machines(
+            self._kernel_times, lambda times: np.broadcast_to(times.pace(part), self._plan_shape)
+        )[:, self._rows].ravel()
+
+    @property
+    def _plan_shape(self) -> tuple[int, ...]:
+        """The shape of what the plan has for each of its rows."""
+        return self._schedules.table.placement.shape
 
     def _message(self, part: Part, index: OpIndex) -> Array:
         """Return the time of a collective or of a copy of a part, shape (M, chunk)."""
@@ -391,7 +403,7 @@ class _PlayedChunk:
                 )
             return self._message_seconds[key]
         assert isinstance(operation, HostCopy)
-        plan_shape = self._schedules.table.placement.shape
+        plan_shape = self._plan_shape
         return _on_machines(
             self._kernel_times,
             lambda kernels: np.broadcast_to(kernels.prices.copy_seconds(operation), plan_shape)[

@@ -31,6 +31,7 @@ from axonn_tune.spec.plan import (
     Part,
     Phase,
     Pipeline,
+    Transfer,
     number,
 )
 from axonn_tune.spec.scenario import Scenario
@@ -109,6 +110,12 @@ class PricedPlan:
             waits = self._kernels.wait_for_issues(product)
             self._waits[product.name] = np.broadcast_to(waits, self.table.placement.shape)
         return self._waits[product.name]
+
+    def pace(self, part: Part) -> list[float]:
+        """Return how long kernels take in a part in terms of their prices, by row."""
+        shape = self.table.placement.shape
+        factor = self._kernels.last_stage_factor(self.table) if part.is_of_last_stage else 1.0
+        return np.broadcast_to(factor, shape).tolist()
 
     def _price(self, operation: Operation) -> Array:
         """Return the price of an operation that has not been priced yet."""
@@ -204,7 +211,7 @@ class Player:
         """Play a part from idle streams to idle streams."""
         of_links, of_host = self._least_seconds(part)
         issued = self._issued_seconds(part)
-        events = timeline(self.phases(part), *self._conditions, of_links, issued)
+        events = timeline(self.phases(part), *self._conditions(part), of_links, issued)
         end = max((event.end_seconds for event in events), default=0.0)
         return PlayedPart(events, repeats, max(of_host, end))
 
@@ -212,7 +219,7 @@ class Player:
         """Play a part and add up its events."""
         of_links, of_host = self._least_seconds(part)
         issued = self._issued_seconds(part)
-        sums, end = summed(self.phases(part), *self._conditions, of_links, issued)
+        sums, end = summed(self.phases(part), *self._conditions(part), of_links, issued)
         awaited = sums.pop(HOST, None)
         of_host = max(of_host - end, 0.0) + (awaited.seconds if awaited else 0.0)
         return SummedPart(sums, repeats, of_host)
@@ -227,10 +234,17 @@ class Player:
         of_links, of_host = self._priced.least_seconds(part, self._most_layers)
         return number(of_links, self.row), number(of_host, self.row)
 
-    @property
-    def _conditions(self) -> tuple[Callable[[Operation], float], AxisLanes, Interference]:
-        """The times of operations, their lanes, and how they slow each other."""
-        return self.seconds_of, self.axis_lanes, interference(self._scenario.machine)
+    def _conditions(
+        self, part: Part
+    ) -> tuple[Callable[[Operation], float], AxisLanes, Interference]:
+        """Return the times of operations in a part, their lanes, and how they slow each other."""
+        pace = self._priced.pace(part)[self.row]
+
+        def seconds_of(operation: Operation) -> float:
+            seconds = self.seconds_of(operation)
+            return seconds if isinstance(operation, Transfer) else pace * seconds
+
+        return seconds_of, self.axis_lanes, interference(self._scenario.machine)
 
     def phases(self, part: Part) -> tuple[Phase, ...]:
         """Return the phases of a part as they are played, each with its number of repeats."""

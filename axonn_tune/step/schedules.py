@@ -21,6 +21,7 @@ from axonn_tune.spec.plan import (
     Compute,
     Operation,
     Part,
+    Size,
     Transfer,
     sized,
 )
@@ -106,6 +107,10 @@ class KernelTimes:
             seconds = self.prices.seconds_once(operation)
             self._of_shapes[kernel.name] = np.broadcast_to(seconds, self.schedules.shape_rows.shape)
         return self._of_shapes[kernel.name]
+
+    def pace(self, part: Part) -> Size:
+        """Return how long kernels take in a part in terms of their times elsewhere, by row."""
+        return self.prices.last_stage_factor(self.schedules.table) if part.is_of_last_stage else 1.0
 
     def in_a_row(self, kernels: Sequence[Compute], rows: Ints, shapes: Ints) -> Array:
         """Return the time of kernels that run back to back, shape (C,).

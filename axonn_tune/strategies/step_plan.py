@@ -162,8 +162,8 @@ def _pipeline(
             forward.append(emitter.forward_pass(*of_stage))
             backward.append(emitter.backward_pass(*of_stage))
         return Stage(
-            Part(f"{name}.forward", _merged(forward, kinds)),
-            Part(f"{name}.backward", _merged(backward, kinds)),
+            Part(f"{name}.forward", _merged(forward, kinds), place == 2),
+            Part(f"{name}.backward", _merged(backward, kinds), place == 2),
         )
 
     stage_names = ["first", "middle", "last"]

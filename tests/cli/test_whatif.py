@@ -74,17 +74,17 @@ def test_bad_factors_are_one_line(capsys, factor):
 
 def test_changed_virtual_stages_are_told_of(capsys):
     """A faster GPU makes fewer virtual stages the best ones of the same layout."""
-    job = ["--gpus", "512", "--model", "llama3-70b", "--machine", "alps", "--strategy", "megatron"]
+    job = ["--gpus", "640", "--model", "llama3-70b", "--machine", "alps", "--strategy", "megatron"]
     job += ["--fix", "tensor=4", "--fix", "pipeline=4", "--fix", "context=1"]
-    _, out, _ = run_cli(capsys, "whatif", *job, "--set", "gpu.compute=1.1x")
-    _, as_json, _ = run_cli(capsys, "whatif", *job, "--set", "gpu.compute=1.1x", "--format", "json")
+    _, out, _ = run_cli(capsys, "whatif", *job, "--set", "gpu.compute=1.3x")
+    _, as_json, _ = run_cli(capsys, "whatif", *job, "--set", "gpu.compute=1.3x", "--format", "json")
     found = json.loads(as_json)["what_if"]
     stages = [found[which]["n_virtual"] for which in ("before", "after", "kept")]
     assert stages[0] != stages[1]
     lines = out.splitlines()
     end = lines[2].index("virtual") + len("virtual")
     assert [int(line[:end].split()[-1]) for line in lines[4:7]] == stages
-    _, out, _ = run_cli(capsys, "whatif", *job)
+    _, out, _ = run_cli(capsys, "whatif", *job, "--by", "1.3")
     assert f"virtual {stages[1]}, mbs" in out
 
 
