@@ -166,18 +166,19 @@ def reduced_beside(model: Model) -> dict[str, tuple[str, ...]]:
     """Return the layers of a block whose matrices are reduced once a layer's gradient is formed.
 
     A matrix that no other gradient joins is reduced when the next gradient comes, which is that of
-    a norm or of the next layer (DeepSpeed 0.10 to 0.19, runtime/zero/stage3.py,
-    reduce_independent_p_g_buckets_and_remove_grads).
+    its own bias, of the norm before it, or of the next matrix (DeepSpeed 0.10 to 0.19,
+    runtime/zero/stage3.py, reduce_independent_p_g_buckets_and_remove_grads).
     """
-    has_norm_next = {model.attention_linears[0].name}
+    after_norm = {model.attention_linears[0].name}
     if not model.shares_norm:
-        has_norm_next.add(model.mlp_linears[0].name)
+        after_norm.add(model.mlp_linears[0].name)
     reduced: dict[str, tuple[str, ...]] = {}
     waiting: tuple[str, ...] = ()
     for linear in reversed(model.block_linears):
         layer = linear.name
-        reduced[layer] = (*waiting, layer) if layer in has_norm_next else waiting
-        waiting = () if layer in has_norm_next else (layer,)
+        is_followed = linear.bias or layer in after_norm
+        reduced[layer] = (*waiting, layer) if is_followed else waiting
+        waiting = () if is_followed else (layer,)
     return reduced
 
 
