@@ -53,8 +53,8 @@ class ZeroCommunication(ZeroGathers):
 
     def _finish_blocks(self, host: HostProgram) -> None:
         """Wait for the reduction of a block."""
-        parts = (*self.units.reduced_alone.values(),) if self._reduces_alone else ()
-        for unit in reversed(parts or self.units.in_block):
+        alone = [*self.units.reduced_alone.values()] if self._reduces_alone else []
+        for unit in reversed(alone or self.units.in_block):
             self._finish_reduction(host, unit)
 
     def send_gradient(self, host: HostProgram, layer: str) -> None:
@@ -76,10 +76,10 @@ class ZeroCommunication(ZeroGathers):
         return bool(self.units.reduced_alone) and not self.keeps_weights
 
     def _reduce_alone(self, host: HostProgram, layer: str) -> None:
-        """Start to reduce what a layer's gradient follows; with ORS, wait for the block before.
+        """Start to reduce the matrices that are ready; with ORS, wait for those of the last block.
 
-        DeepSpeed's host waits for the reduction before the last three (0.10, runtime/zero/stage3.py,
-        max_param_reduce_events); here a matrix waits for the same one of the preceding block.
+        DeepSpeed's host waits for a reduction three calls earlier (0.10, runtime/zero/stage3.py,
+        max_param_reduce_events), which is about a block with its vectors.
         """
         reduced = [
             self.units.reduced_alone[each]
