@@ -40,7 +40,7 @@ def recorded_backward(case, events):
 def reduced_in_middle(case, backward):
     """The bytes of the matrices of a block that are reduced after the gradient of each layer.
 
-    The block is in the middle. A layer's gradient is that of its matrix and that of its bias, which comes right after it.
+    The block is in the middle. The gradient of a layer's matrix is followed by that of its bias.
     """
     linears = case.spec.block_linears
     matrices = {ELEMENT_BYTES * linear.parameters for linear in linears}
