@@ -8,8 +8,10 @@ from reproduced import LOADERS, compared
 
 from axonn_tune.io.package_data import load_published
 from axonn_tune.io.presets import load_machine
+from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.reproduce.sharded import zero_plus_plus, zeropp_tutorial
 from axonn_tune.spec.model import Model
+from axonn_tune.step.explain import explain
 
 RUNS = [*zero_plus_plus(load_published("zeropp"), LOADERS)]
 GPT_18B = Model("gpt-18b", 40, 6144, 32, 50304, 512)
@@ -65,22 +67,49 @@ def test_both_logs_of_the_tutorial_are_met():
 def test_links_carry_what_nccl_was_measured_to_reach_and_not_what_they_are_sold_for(
     machine, n_links
 ):
-    """NCCL reaches 98 and 94 % of one card and of four, and takes 80 % of an NVLink of V100."""
+    """One card reaches 98 %, each of several 82.5 %, and NCCL takes 80 % of an NVLink of V100."""
     nvlink, infiniband = load_machine(machine).links
     share = infiniband.bandwidth_bytes_per_s.value / (n_links * 12.5e9)
-    assert share == pytest.approx({1: 0.976, 4: 0.94}[n_links])
+    assert share == pytest.approx({1: 0.976, 4: 0.825}[n_links])
     assert infiniband.bandwidth_bytes_per_s.origin == "measured"
     assert nvlink.bandwidth_bytes_per_s.value == pytest.approx(0.8 * 6 * 25e9)
 
 
 def test_what_four_rates_say_of_gathers_holds_for_the_others():
-    """The four count as fitted; gathers that hide behind kernels would miss the rest by 34 %."""
+    """The four count as fitted; gathers that hide behind kernels would miss the rest by 40 %."""
     seen = [run for run in RUNS if run.is_fitted]
     assert {run.subject[:13] for run in seen} == {"138B, 4 links"}
     assert len(seen) == 4
     others = [run for run in RUNS if not run.is_fitted]
     assert mean_error(others) < 0.105
-    assert mean_error([with_hidden_gathers(run) for run in others]) > 0.3
+    assert mean_error([with_hidden_gathers(run) for run in others]) > 0.35
+
+
+def test_reductions_of_18b_hide_behind_kernels_as_its_rates_say():
+    """With one link, 1K tokens more take ZeRO-3 of 18B 1.8 s at most, and its kernels 2.1 s.
+
+    The rates are whole numbers of TFLOP/s, so that each is known within half of one.
+    """
+    runs = [run for run in RUNS if run.subject.startswith("18B, 1 links")]
+    few, many = (run for run in runs if run.system == "DeepSpeed ZeRO-3")
+    least = seconds_at(many, 0.5) - seconds_at(few, -0.5)
+    most = seconds_at(many, -0.5) - seconds_at(few, 0.5)
+    of_step, of_kernels = (b - a for a, b in zip(predicted(few), predicted(many), strict=True))
+    assert least < of_step < most < of_kernels
+
+
+def seconds_at(run, more):
+    """Return the seconds of a step at the published rate and some TFLOP/s more."""
+    (prediction,) = predict_runs([run])
+    flops = prediction.hardware_tflops_per_gpu * prediction.step_seconds
+    return flops / (run.published["hardware_tflops_per_gpu"] + more)
+
+
+def predicted(run):
+    """Return the seconds of a step, and those of its kernels."""
+    (prediction,) = predict_runs([run])
+    operations = explain(prediction, with_sensitivities=False).operations
+    return prediction.step_seconds, sum(op.total_seconds for op in operations if not op.axis)
 
 
 def mean_error(runs):

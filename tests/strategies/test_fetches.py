@@ -7,7 +7,7 @@ from build import number, operations, plan_of
 
 from axonn_tune.io.presets import load_engine
 from axonn_tune.spec.engine import Engine
-from axonn_tune.spec.job import Job
+from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.plan import Collective, MemoryBound
 from axonn_tune.spec.programs import ZeroProgram
@@ -19,6 +19,9 @@ DEEPSPEED = load_engine("deepspeed")
 DEFAULTS = FetchRules(live_elements=1e9, reuse_elements=1e9, prefetch_elements=5e7)
 WIDE = Model("gpt", 6, 12288, 96, 51200, 1024)
 JOB = Job(32, 32, 1024, dtype="fp16")
+# Every matrix of WIDE is larger than this bucket.
+REDUCED_ALONE = replace(DEEPSPEED, zero=replace(DEEPSPEED.zero, bucket_elements=1e7))
+NO_BIASES = {"bias": False, "qkv_bias": False, "proj_bias": False}
 
 
 def fetches(hidden_size, rules=DEFAULTS):
@@ -61,17 +64,91 @@ def gathered(plan, *names):
     }
 
 
-@pytest.mark.parametrize("overlaps", [True, False])
-def test_the_plan_gathers_again_between_two_gradients(overlaps):
-    engine = replace(DEEPSPEED, zero=replace(DEEPSPEED.zero, overlaps=overlaps))
-    plan = plan_of(zero3(engine), WIDE, JOB, 1, "full", shard=32)
+def test_the_plan_gathers_again_between_two_gradients():
+    plan = plan_of(zero3(DEEPSPEED), WIDE, JOB, 1, "full", shard=32)
     (again,) = gathered(plan.microstep, "backward.block").items()
     assert again == ("backward.block.all_gather", ("shard", 3, 8 * 12288**2))
     waiting = [op.name for op in operations(plan.microstep) if again[0] in op.waits_for]
     assert {*waiting} == {"backward.up.gemm_input"}
     order = [op.name for op in operations(plan.microstep)]
-    if overlaps:
-        assert order.index(again[0]) < order.index("backward.down.gemm_input")
+    assert order.index(again[0]) < order.index("backward.down.gemm_input")
+
+
+def test_without_overlap_each_matrix_is_gathered_again_right_before_its_use():
+    engine = replace(DEEPSPEED, zero=replace(DEEPSPEED.zero, overlaps_gathers=False))
+    plan = plan_of(zero3(engine), WIDE, JOB, 1, "full", shard=32)
+    again = gathered(plan.microstep, "backward.block")
+    squares = {"up": 4, "proj": 1, "qkv": 3}
+    assert again == {
+        f"backward.block.{layer}.all_gather": ("shard", 1, n * 12288**2)
+        for layer, n in squares.items()
+    }
+    order = [op.name for op in operations(plan.microstep)]
+    for layer in squares:
+        gather = order.index(f"backward.block.{layer}.all_gather")
+        assert order[gather + 1] == f"backward.{layer}.gemm_input"
+
+
+@pytest.mark.parametrize(
+    ("facts", "reduced"),
+    [
+        ({}, {"down": ["down"], "up": ["up"], "proj": ["proj"], "qkv": ["qkv"]}),
+        (NO_BIASES, {"down": [], "up": ["down", "up"], "proj": [], "qkv": ["proj", "qkv"]}),
+        # One norm serves attention and MLP, which are side by side.
+        (
+            {**NO_BIASES, "parallel_block": True, "norms_per_block": 1},
+            {"down": [], "up": ["down"], "proj": ["up"], "qkv": ["proj", "qkv"]},
+        ),
+    ],
+)
+def test_a_matrix_that_fills_a_bucket_is_reduced_when_the_next_gradient_comes(facts, reduced):
+    """Those of a layer without bias wait for a norm's gradient, or for that of the next matrix."""
+    model = replace(WIDE, **facts)
+    plan = plan_of(zero3(REDUCED_ALONE), model, JOB, 1, "none", shard=32)
+    names = [op.name for op in operations(plan.microstep)]
+    products = [f"backward.{layer}.gemm_weight" for layer in reduced]
+    begins = [names.index(name) for name in products]
+    ends = [*begins[1:], names.index(products[0], begins[-1])]
+    for layer, begin, end in zip(reduced, begins, ends, strict=True):
+        starts = [name for name in names[begin:end] if name.startswith("gradient.block")]
+        starts = [name.split(".")[2] for name in starts if name.endswith("shard.reduce")]
+        assert starts == reduced[layer]
+    kinds = gathered(plan.microstep, "gradient.block")
+    elements = {name.split(".")[2]: each[2] for name, each in kinds.items()}
+    matrices = {linear.name: linear.parameters for linear in model.block_linears}
+    assert elements == pytest.approx(matrices, rel=1e-3)
+
+
+@pytest.mark.parametrize("bucket_elements", [5e7, 2e8])
+def test_matrices_that_share_a_bucket_are_reduced_at_the_end_of_their_block(bucket_elements):
+    """The one of proj has 1.5e8 elements."""
+    engine = replace(DEEPSPEED, zero=replace(DEEPSPEED.zero, bucket_elements=bucket_elements))
+    plan = plan_of(zero3(engine), WIDE, JOB, 1, "none", shard=32)
+    kinds = gathered(plan.microstep, "gradient.block")
+    assert ("gradient.block.shard.reduce" in kinds) == (bucket_elements > 12288**2)
+
+
+@pytest.mark.parametrize("ors", [True, False])
+def test_kernels_wait_for_a_matrix_of_the_block_before_or_for_their_own(ors):
+    job = replace(JOB, overlap=Overlap(ors=ors))
+    plan = plan_of(zero3(REDUCED_ALONE), WIDE, job, 1, "none", shard=32)
+    order = [(op.name, op.waits_for) for op in operations(plan.microstep)]
+    names = [name for name, _ in order]
+    reduce = "gradient.block.up.shard.reduce"
+    start = names.index(reduce)
+    waiting = [at for at, (_, waits) in enumerate(order) if reduce in waits]
+    assert names[waiting[0]] == "gradient.block.up.accumulate"
+    assert (waiting[0] < start) == ors
+
+
+def test_each_matrix_is_exchanged_when_it_is_formed():
+    plan = plan_of(zeropp(engine=REDUCED_ALONE), WIDE, JOB, 1, "full", secondary=16, across=2)
+    reduced = gathered(plan.microstep, "gradient.block")
+    for layer in ("down", "up", "proj", "qkv"):
+        for group in ("secondary", "across"):
+            assert reduced[f"gradient.block.{layer}.{group}.reduce"][:2] == (group, 2)
+    n_vectors = sum(n for name, (_, n, _) in reduced.items() if name.endswith("vectors.reduce"))
+    assert n_vectors == pytest.approx(8, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +183,9 @@ def test_gradients_that_share_a_bucket_are_copied_and_joined(
     packed = {
         op.name: number(op.nbytes)
         for op in operations(plan.microstep)
-        if op.name.endswith("block.shard.pack")
+        if op.name.startswith("gradient.block") and op.name.endswith("shard.pack")
     }
-    wanted = pytest.approx(of_matrix * WIDE.block_matmul_parameters, rel=1e-3)
-    assert packed == {"gradient.block.shard.pack": wanted}
+    assert sum(packed.values()) == pytest.approx(of_matrix * WIDE.block_matmul_parameters, rel=1e-3)
 
 
 @pytest.mark.parametrize(

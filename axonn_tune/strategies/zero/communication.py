@@ -14,7 +14,7 @@ from axonn_tune.strategies.optimizer import Gradients, Optimizer, clip_and_updat
 from axonn_tune.strategies.program import HostProgram
 from axonn_tune.strategies.shapes import FP32_BYTES
 from axonn_tune.strategies.zero.gathers import ZeroGathers
-from axonn_tune.strategies.zero.units import GatherUnit, trained_share
+from axonn_tune.strategies.zero.units import GatherUnit, reduced_beside, trained_share
 
 # Bytes of an element of quantised gradients, with the fp16 scale of each group of 2048 elements
 # (ZeRO++, section 3.3).
@@ -32,7 +32,8 @@ class ZeroCommunication(ZeroGathers):
         first = self.shapes.model.attention_linears[0].name
         if layer == "embedding" and self.units.wrapped_ends:
             self._take(host, BACKWARD, self._unit_of("embedding"))
-        if layer in (first, "embedding") and self._overlap.ors:
+        is_last = layer == "embedding" or (layer == first and not self._reduces_alone)
+        if is_last and self._overlap.ors:
             self._finish_blocks(host)
 
     def end_block(self, host: HostProgram, is_first: bool) -> None:
@@ -43,6 +44,8 @@ class ZeroCommunication(ZeroGathers):
         """
         if self._overlap.ors and not self.shapes.job.trains_weights:
             self._finish_blocks(host)
+        if self._reduces_alone:
+            return
         for unit in reversed(self.units.in_block):
             self._start_reduction(host, unit)
         if not self._overlap.ors:
@@ -50,18 +53,44 @@ class ZeroCommunication(ZeroGathers):
 
     def _finish_blocks(self, host: HostProgram) -> None:
         """Wait for the reduction of a block."""
-        for unit in reversed(self.units.in_block):
+        alone = [*self.units.reduced_alone.values()] if self._reduces_alone else []
+        for unit in reversed(alone or self.units.in_block):
             self._finish_reduction(host, unit)
 
     def send_gradient(self, host: HostProgram, layer: str) -> None:
         """Start to reduce the root's gradients, the last of which is the embedding's.
 
-        Where head and embedding are reduced by themselves, each is as soon as it is formed.
+        Where head and embedding are reduced by themselves, each is as soon as it is formed. Where
+        the matrices of a block are, each is when the next gradient comes.
         """
         if layer == "head" and self._cuts_tokens:
             self._sum_pieces(host)
         elif layer in self.units.ends:
             self._start_reduction(host, self.units.ends[layer])
+        elif self._reduces_alone:
+            self._reduce_alone(host, layer)
+
+    @property
+    def _reduces_alone(self) -> bool:
+        """Whether each matrix of a block is reduced by itself."""
+        return bool(self.units.reduced_alone) and not self.keeps_weights
+
+    def _reduce_alone(self, host: HostProgram, layer: str) -> None:
+        """Start to reduce the matrices that are ready; with ORS, wait for those of the last block.
+
+        DeepSpeed's host waits for a reduction three calls earlier (0.10, runtime/zero/stage3.py,
+        max_param_reduce_events), which is about a block with its vectors.
+        """
+        reduced = [
+            self.units.reduced_alone[each]
+            for each in reduced_beside(self.shapes.model).get(layer, ())
+        ]
+        for unit in reduced:
+            if self._overlap.ors:
+                self._finish_reduction(host, unit)
+            self._start_reduction(host, unit)
+            if not self._overlap.ors:
+                self._finish_reduction(host, unit)
 
     def _sum_pieces(self, host: HostProgram) -> None:
         """Add the pieces' gradients of the head, and reduce their sum before anything else runs.
@@ -219,12 +248,8 @@ class ZeroCommunication(ZeroGathers):
         """Return the number of reductions over each group that carry a unit's gradients."""
         if not self._exchanges_tensors:
             return unit.n_reductions
-        model = self.shapes.model
-        n_matrices = len(model.block_linears)
-        if unit.name == self.units.root.name:
-            n_matrices = 2 - model.tied_embeddings
         n_messages = 2.0 if self._program.sends_scales_apart else 1.0
-        return np.where(self._packs_gradients, n_messages * n_matrices, unit.n_reductions)
+        return np.where(self._packs_gradients, n_messages * unit.n_matrices, unit.n_reductions)
 
     def _reduce_vectors(self, host: HostProgram, unit: GatherUnit) -> None:
         """Reduce the gradient of each norm and bias alone over all ranks, in 16 bits."""

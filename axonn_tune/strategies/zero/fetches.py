@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from axonn_tune.spec.model import Model
@@ -36,6 +36,9 @@ class BackwardFetches:
         Share of these elements whose gather starts while a block is recomputed.
     joined_again_share
         Share of these elements whose gathers bring several matrices.
+    of_matrices
+        What is gathered again of each matrix, in the order of their use; empty where it is not
+        told apart.
     """
 
     early_share: float = 0.0
@@ -43,6 +46,7 @@ class BackwardFetches:
     n_again: float = 0.0
     early_again_share: float = 0.0
     joined_again_share: float = 0.0
+    of_matrices: tuple[BackwardFetches, ...] = ()
 
 
 # The whole block is gathered once, while its gradients are formed.
@@ -115,14 +119,14 @@ def backward_fetches(sizes: tuple[float, ...], rules: FetchRules) -> BackwardFet
         gather for gather in Trace(uses, rules).gathers() if gather[0].block == _N_BLOCKS // 2
     ]
     again = [gather for gather in gathers if gather[0].chain == BACKWARD]
-    again_elements = sum(use.elements for use, _, _ in again)
-    joined_elements = sum(use.elements for use, _, n_joined in again if n_joined > 1)
-    return BackwardFetches(
+    modules = [module for module, size in enumerate(sizes) if size]
+    return replace(
+        _gathered_again(again),
         early_share=_early_elements(gathers, RECOMPUTE) / sum(sizes),
-        again_elements=again_elements,
-        n_again=sum(1.0 / n_joined for _, _, n_joined in again),
-        early_again_share=_early_elements(again, BACKWARD) / again_elements if again else 0.0,
-        joined_again_share=joined_elements / again_elements if again else 0.0,
+        of_matrices=tuple(
+            _gathered_again([gather for gather in again if gather[0].module == module])
+            for module in modules
+        ),
     )
 
 
@@ -143,6 +147,18 @@ class Use:
 
 # A matrix's use, the use at which its gather starts, and the number of matrices in that gather.
 _Gather = tuple[Use, Use, int]
+
+
+def _gathered_again(again: Sequence[_Gather]) -> BackwardFetches:
+    """Return the sums of gathers for gradients."""
+    elements = sum(use.elements for use, _, _ in again)
+    joined = sum(use.elements for use, _, n_joined in again if n_joined > 1)
+    return BackwardFetches(
+        again_elements=elements,
+        n_again=sum(1.0 / n_joined for _, _, n_joined in again),
+        early_again_share=_early_elements(again, BACKWARD) / elements if again else 0.0,
+        joined_again_share=joined / elements if again else 0.0,
+    )
 
 
 def _early_elements(gathers: Sequence[_Gather], chain: str) -> float:

@@ -256,8 +256,19 @@ class ZeroGathers(AsyncTensorParallel):
         self._take(host, chain, unit)
 
     def _gather_again(self, host: HostProgram, unit: GatherUnit, weight: Weight) -> None:
-        """Gather for gradients what recomputation has released, between two uses of matrices."""
-        *_, before, last = (linear.name for linear in self.shapes.model.block_linears)
+        """Gather for gradients what recomputation has released, between two uses of matrices.
+
+        Without OAG each matrix is gathered when it is used, after what has been reduced until then.
+        """
+        layers = [linear.name for linear in self.shapes.model.block_linears]
+        *_, before, last = layers
+        if not self._overlap.oag and unit.fetches.of_matrices:
+            if weight.chain == BACKWARD and weight.layer in layers:
+                fetches = unit.fetches.of_matrices[layers.index(weight.layer)]
+                part = replace(unit, name=f"{unit.name}.{weight.layer}", fetches=fetches)
+                if fetches.n_again:
+                    self._take(host, BACKWARD, part)
+            return
         if weight == Weight(BACKWARD, last) and self._overlap.oag:
             self._start_gathers(host, BACKWARD, unit)
         if weight == Weight(BACKWARD, before):

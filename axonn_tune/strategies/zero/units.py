@@ -47,6 +47,8 @@ class GatherUnit:
         Share of what is gathered of it that kernels copy out of messages.
     bucketed
         Share of its gradients that fit into a bucket, where they share a message with others.
+    n_matrices
+        Number of its matrices.
     fetches
         What is gathered of it when it is recomputed as a whole.
     """
@@ -63,6 +65,7 @@ class GatherUnit:
     low: Size = 0.0
     joined: Size = 1.0
     bucketed: Size = 0.0
+    n_matrices: int = 1
     fetches: BackwardFetches = FETCHED_ONCE
 
     @property
@@ -157,6 +160,26 @@ def gradients_of_block(model: Model) -> tuple[float, ...]:
             sizes += [float(linear.bias * linear.n_out), linear.parameters]
         sizes.append(norm_before)
     return tuple(size for size in sizes if size)
+
+
+def reduced_beside(model: Model) -> dict[str, tuple[str, ...]]:
+    """Return the layers of a block whose matrices are reduced once a layer's gradient is formed.
+
+    A matrix that no other gradient joins is reduced when the next gradient comes, which is that of
+    its own bias, of the norm before it, or of the next matrix (DeepSpeed 0.10 to 0.19,
+    runtime/zero/stage3.py, reduce_independent_p_g_buckets_and_remove_grads).
+    """
+    after_norm = {model.attention_linears[0].name}
+    if not model.shares_norm:
+        after_norm.add(model.mlp_linears[0].name)
+    reduced: dict[str, tuple[str, ...]] = {}
+    waiting: tuple[str, ...] = ()
+    for linear in reversed(model.block_linears):
+        layer = linear.name
+        is_followed = linear.bias or layer in after_norm
+        reduced[layer] = (*waiting, layer) if is_followed else waiting
+        waiting = () if is_followed else (layer,)
+    return reduced
 
 
 @lru_cache(maxsize=1024)

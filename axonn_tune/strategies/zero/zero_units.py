@@ -103,6 +103,34 @@ class ZeroUnits:
         return block, experts
 
     @cached_property
+    def reduced_alone(self) -> dict[str, GatherUnit]:
+        """The parts of a block whose gradients are reduced by themselves, by their layer.
+
+        They are its matrices where each is larger than a bucket, with equal shares of the norms and
+        biases. It is empty where a message carries several matrices.
+        """
+        linears, bucket_elements = self.shapes.model.block_linears, self.program.bucket_elements
+        is_alone = bucket_elements > 0.0 and self.shapes.job.trains_weights
+        is_alone = is_alone and not self.spreads_experts and not self.shapes.y_axis
+        if not is_alone or min(linear.parameters for linear in linears) <= bucket_elements:
+            return {}
+        (block,) = self.in_block
+        n_parts = len(linears)
+        vectors = (block.parameters - block.gathered) / n_parts
+        return {
+            linear.name: replace(
+                block,
+                name=f"{block.name}.{linear.name}",
+                parameters=linear.parameters + vectors,
+                trained=linear.parameters + vectors,
+                gathered=float(linear.parameters),
+                n_reductions=block.n_reductions / n_parts,
+                n_matrices=1,
+            )
+            for linear in linears
+        }
+
+    @cached_property
     def ends(self) -> dict[str, GatherUnit]:
         """The parts of the root that are reduced by themselves.
 
@@ -212,6 +240,7 @@ class ZeroUnits:
             # The embedding and the head are gathered by themselves.
             joined=0.0 if program.prefetch_elements else 1.0,
             bucketed=self._bucketed([linear.parameters for linear in linears]),
+            n_matrices=len(linears) if layers else first + last * (not model.tied_embeddings),
         )
 
     def _bucketed(self, sizes: Sequence[float]) -> float:
