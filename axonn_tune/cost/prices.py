@@ -6,7 +6,7 @@ and the least time in which links can carry all messages.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import TypeAlias
@@ -193,17 +193,17 @@ def host_seconds(
     table: CandidateTable,
     issue_seconds: float,
     issue_factor: float = 1.0,
-    wait_seconds_per_rank: Size = 0.0,
+    wait_seconds_per_rank: Callable[[str], Size] | None = None,
 ) -> Array:
     """Return how long the host needs to issue all operations of the phases, shape (C,).
 
     Grouped products take an issue for each product that is not formed in a common kernel, and for
     each input that is cast by itself. Products that are repeated one after another take one issue,
     since a short loop issues them. Where the host cannot run ahead of them, they state the time
-    of an issue, which `issue_factor` multiplies. The host waits in each collective for a time that
-    grows with the ranks of the group.
+    of an issue, which `issue_factor` multiplies. The host may wait in each collective for a time
+    that grows with the ranks of the group, and that the axis of the group decides.
     """
-    count, of_experts, n_awaited_ranks = np.zeros((3, len(table)))
+    count, of_experts, waits = np.zeros((3, len(table)))
     n_collectives: dict[str, Size] = {}
     for phase in phases:
         repeats = np.asarray(phase.repeats, dtype=np.float64)
@@ -231,8 +231,9 @@ def host_seconds(
     for axis, number in n_collectives.items():
         n_ranks = table.size(axis)
         count += number * (n_ranks > 1)
-        n_awaited_ranks += number * n_ranks * (n_ranks > 1)
-    return count * issue_seconds + of_experts + n_awaited_ranks * wait_seconds_per_rank
+        if wait_seconds_per_rank is not None:
+            waits += number * n_ranks * (n_ranks > 1) * wait_seconds_per_rank(axis)
+    return count * issue_seconds + of_experts + waits
 
 
 def issued_seconds(

@@ -275,6 +275,8 @@ class Engine:
     stage_wait_seconds
         Time for which the host waits in each collective of a stage, for each rank of the group,
         where the pipeline spans several nodes; None for none.
+    spanning_wait_seconds
+        The same time for a group that itself spans several nodes; None for no other time.
     waits_without_stages
         Whether its host waits as long where there is no pipeline and a job spans several nodes.
     awaits_device
@@ -311,6 +313,7 @@ class Engine:
     expert_issue_seconds: Quantity | None = None
     collective_gap_seconds: Quantity | None = None
     stage_wait_seconds: Quantity | None = None
+    spanning_wait_seconds: Quantity | None = None
     waits_without_stages: bool = False
     awaits_device: bool = False
     memory: MemoryForm = MemoryForm()
@@ -341,7 +344,7 @@ class Engine:
         for width in self.attention_widths:
             require_count(owner, "attention_widths", width)
         issues = ("issue_seconds", "mixture_issue_seconds", "expert_issue_seconds")
-        waits = ("collective_gap_seconds", "stage_wait_seconds")
+        waits = ("collective_gap_seconds", "stage_wait_seconds", "spanning_wait_seconds")
         require_facts(owner, self, (*issues, *waits), 0.0, LONGEST_WAIT_SECONDS)
         if self.name and not self.strategies:
             raise InputError(f"{owner}: strategies is empty; name at least one")

@@ -127,22 +127,31 @@ class Scenario:
             return kernels.issue_seconds.value
         return of_engine.value * kernels.issue_factor.value
 
-    def wait_seconds_per_rank(self, plan: StepPlan, part: Part) -> Size:
-        """Return how long the host waits in each collective of a part, for each of its ranks.
+    def waits_in(self, plan: StepPlan, part: Part) -> Size:
+        """Return whether the host waits in each collective of a part.
 
         It does so in the stages of a pipeline that spans several nodes, shape (C,), and in a job on
         several nodes if its engine waits without stages.
         """
         engine = self.strategy.engine
-        waits = engine.stage_wait_seconds
-        if waits is None or part is plan.step_end:
-            return 0.0
-        wait_seconds = waits.value * self.machine.kernels.issue_factor.value
+        if engine.stage_wait_seconds is None or part is plan.step_end:
+            return False
         if plan.pipeline is None:
-            return wait_seconds * (engine.waits_without_stages and self.n_nodes > 1)
-        table = plan.candidates
-        span = table.placements.stride(PIPELINE)[table.placement] * table.size(PIPELINE)
-        return np.where(span > self.machine.ranks_per_node, wait_seconds, 0.0)
+            return engine.waits_without_stages and self.n_nodes > 1
+        return self._spans_nodes(plan.candidates, PIPELINE)
+
+    def wait_seconds_per_rank(self, table: CandidateTable, axis: str) -> Size:
+        """Return how long a host that waits does so in a collective, for each rank of the group."""
+        engine = self.strategy.engine
+        within = value_or(engine.stage_wait_seconds, 0.0)
+        across = value_or(engine.spanning_wait_seconds, within)
+        factor = self.machine.kernels.issue_factor.value
+        return np.where(self._spans_nodes(table, axis), across, within) * factor
+
+    def _spans_nodes(self, table: CandidateTable, axis: str) -> np.ndarray:
+        """Return whether the group of an axis spans several nodes, bool of shape (C,)."""
+        span = table.placements.stride(axis)[table.placement] * table.size(axis)
+        return np.asarray(span > self.machine.ranks_per_node)
 
     @cached_property
     def model_flops(self) -> float:

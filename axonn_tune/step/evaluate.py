@@ -426,7 +426,7 @@ class _PlayedChunk:
         Where stages make it wait, layouts have one rank order, that of the plan.
         """
         plan, table = self._schedules.plan, self._schedules.table
-        if not scenario.issue_seconds and not np.any(scenario.wait_seconds_per_rank(plan, part)):
+        if not scenario.issue_seconds and not np.any(scenario.waits_in(plan, part)):
             return 0.0
         return host_seconds_of(scenario, plan, part, part.phases, table)[self._rows]
 
@@ -435,12 +435,17 @@ def host_seconds_of(
     scenario: Scenario, plan: StepPlan, part: Part, phases: Sequence[Phase], table: CandidateTable
 ) -> Array:
     """Return how long the host needs to issue some phases of a part, for each row of the plan."""
+    waits = scenario.waits_in(plan, part)
+
+    def wait_seconds_per_rank(axis: str) -> Size:
+        return waits * scenario.wait_seconds_per_rank(plan.candidates, axis)
+
     return host_seconds(
         phases,
         table,
         scenario.issue_seconds,
         scenario.machine.kernels.issue_factor.value,
-        scenario.wait_seconds_per_rank(plan, part),
+        wait_seconds_per_rank if np.any(waits) else None,
     )
 
 

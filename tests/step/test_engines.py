@@ -256,6 +256,7 @@ def test_each_fact_of_memory_counts_in_every_strategy(strategy, name):
         ({"attention_rate": quantity(0.0)}, "attention_rate is 0.0; allowed: 0.01 to 10"),
         ({"issue_seconds": quantity(-1.0)}, "issue_seconds is -1.0; allowed: 0 to 3600"),
         ({"stage_wait_seconds": quantity(1e308)}, "stage_wait_seconds is 1e.308; allowed: 0 to"),
+        ({"spanning_wait_seconds": quantity(-1.0)}, "spanning_wait_seconds is -1.0; allowed: 0 to"),
         ({"strategies": ()}, "strategies is empty; name at least one"),
         ({"title": "a\x07"}, "name is 'a.x07'; allowed: up to 200 characters"),
     ],

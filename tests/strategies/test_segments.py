@@ -203,6 +203,39 @@ def eight_billion(replicas, tensor):
 
 
 @pytest.mark.parametrize(
+    ("replicas", "n_stages", "measured_gib"),
+    [(1, 2, 51.9), (2, 2, 48.2), (4, 2, 46.5), (1, 4, 46.6), (2, 4, 45.1), (1, 8, 47.0)],
+)
+def test_the_hosts_of_eight_tensor_ranks_issue_large_micro_batches_ahead(
+    replicas, n_stages, measured_gib
+):
+    """The host's time is fitted to the steps of 1B alone; without a full queue 36 GiB are held."""
+    sizes = {"tensor": 8, "data": replicas, "pipeline": n_stages}
+    strategy = megatron_of(
+        load_engine("nanotron"), n_virtual=(1,), distributed_optimizer=replicas > 1
+    )
+    job = Job(math.prod(sizes.values()), 256, 4096)
+    scenario = Scenario(NANOTRON_8B, job, load_machine("aws-p5-2024"), strategy)
+    held = predict(scenario, Configuration(Layout(sizes), micro_batch=8, recompute="none"))
+    assert held.runs_ahead
+    assert first_stage_bytes(held) / GIB == pytest.approx(measured_gib, rel=0.06)
+
+
+def test_a_host_waits_longer_for_a_tensor_group_that_spans_nodes():
+    """The wait of each of its ranks is longer, and that of a group on one node is as it was."""
+    ratios = []
+    for tensor in (8, 16):
+        spanning = nanotron(256, 1, tensor=tensor, pipeline=4, data=1)
+        strategy = spanning.scenario.strategy
+        strategy = replace(strategy, engine=replace(strategy.engine, spanning_wait_seconds=None))
+        alike = predict(replace(spanning.scenario, strategy=strategy), spanning.configuration)
+        ratios.append(spanning.step_seconds / alike.step_seconds)
+    engine = load_engine("nanotron")
+    assert ratios[0] == 1.0
+    assert 1.1 < ratios[1] < engine.spanning_wait_seconds.value / engine.stage_wait_seconds.value
+
+
+@pytest.mark.parametrize(
     ("replicas", "tensor", "measured_gib"),
     [(2, 8, 19.2), (4, 8, 17.5), (8, 8, 16.8), (4, 4, 33.1), (8, 4, 31.7), (4, 16, 9.6)],
 )
