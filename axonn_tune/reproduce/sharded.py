@@ -166,10 +166,11 @@ def _nanogpt_in_deepspeed(row: Row, machine: Machine, loaders: Loaders) -> Searc
     """Return nanoGPT in ZeRO-3 as its script runs it, with full recomputation.
 
     `ds_config_z3.json` has gradients reduced in fp32 (`communication_data_type`), and, without
-    `overlap_comm`, between the kernels.
+    `overlap_comm`, between the kernels. In `model.py` the activation is a module.
     """
     engine = loaders.engine("deepspeed-eager")
-    engine = replace(engine, zero=replace(engine.zero, reduced_element_bytes=4.0))
+    program = replace(engine.zero, reduced_element_bytes=4.0, activation_is_module=True)
+    engine = replace(engine, zero=program)
     model = _nanogpt(row, tied_embeddings=False)
     job = Job(*job_sizes(row), overlap=Overlap(ors=False))
     scenario = Scenario(model, job, machine, zero3(engine))

@@ -368,6 +368,9 @@ class ZeroProgram(SharedFacts):
         the last blocks that fit stay gathered until the backward pass; with 0 only the root does.
     forgets_embedding
         Whether the embedding does not count among these elements.
+    activation_is_module
+        Whether an MLP's activation is a module of the model, at which matrices are gathered ahead,
+        too.
     reuse_elements
         Number of elements that are used between two uses of a matrix from which it is released
         after the first and gathered again for the second; 0 where what recomputation gathers stays
@@ -503,6 +506,7 @@ class ZeroProgram(SharedFacts):
     keeps_vectors: bool = False
     live_elements: float = 0.0
     forgets_embedding: bool = False
+    activation_is_module: bool = False
     reuse_elements: float = 0.0
     gathers_each_use: bool = False
     quantises_copy: bool = False

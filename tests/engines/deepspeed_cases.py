@@ -28,6 +28,7 @@ class Case:
     `live` and `bucket` are the elements that a rank may hold gathered and may reduce at once, in
     blocks of the model; with a bucket of 0 every matrix is reduced alone. Up to `prefetched`
     elements, matrices join a gather; by default this is less than any matrix has.
+    `activation_is_module` says so of the MLP's activation.
     """
 
     spec: Model
@@ -36,6 +37,7 @@ class Case:
     recompute: str = "full"
     n_microsteps: int = 1
     prefetched: int = VECTOR_ELEMENTS
+    activation_is_module: bool = False
 
     @property
     def live_elements(self):
@@ -68,6 +70,7 @@ class Case:
             live_elements=self.live_elements,
             reuse_elements=self.live_elements,
             bucket_elements=self.bucket_elements,
+            activation_is_module=self.activation_is_module,
             **facts,
         )
         return zero3(replace(engine, zero=program))

@@ -6,9 +6,12 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Block(nn.Module):
-    """The linear layers of a model's block with its two norms, each a module of its own."""
+    """The linear layers of a model's block with its two norms, each a module of its own.
 
-    def __init__(self, spec):
+    The activation, GELU, is a module if `has_activation` says so.
+    """
+
+    def __init__(self, spec, has_activation):
         super().__init__()
         self.n_heads = spec.n_heads
         self.is_gated = spec.gated_mlp
@@ -16,6 +19,7 @@ class Block(nn.Module):
         self.linears = nn.ModuleDict(
             {each.name: nn.Linear(each.n_in, each.n_out, each.bias) for each in spec.block_linears}
         )
+        self.activation = nn.GELU() if has_activation else F.gelu
 
     def forward(self, stream):
         """Map the residual stream, shape (b, s, d)."""
@@ -26,7 +30,7 @@ class Block(nn.Module):
             gate, hidden = hidden.chunk(2, dim=-1)
             hidden = F.silu(gate) * hidden
         else:
-            hidden = F.gelu(hidden)
+            hidden = self.activation(hidden)
         return stream + self.linears["down"](hidden)
 
     def _attention(self, qkv):
@@ -41,11 +45,11 @@ class GPT(nn.Module):
     A head that shares the embedding's weight is no module, as in Megatron-DeepSpeed.
     """
 
-    def __init__(self, spec, recompute, reentrant=False):
+    def __init__(self, spec, recompute, reentrant=False, has_activation=False):
         super().__init__()
         self.recompute, self.reentrant = recompute, reentrant
         self.embedding = nn.Embedding(spec.vocab_size, spec.hidden_size)
-        self.blocks = nn.ModuleList(Block(spec) for _ in range(spec.n_layers))
+        self.blocks = nn.ModuleList(Block(spec, has_activation) for _ in range(spec.n_layers))
         self.norm = norm_of(spec)
         if not spec.tied_embeddings:
             self.head = nn.Linear(spec.hidden_size, spec.vocab_size, bias=False)

@@ -26,9 +26,18 @@ def recorded_deepspeed():
         yield events
 
 
-def trained(spec, zero_settings, recompute, n_microsteps, n_steps, events, reentrant=False):
+def trained(
+    spec,
+    zero_settings,
+    recompute,
+    n_microsteps,
+    n_steps,
+    events,
+    reentrant=False,
+    has_activation=False,
+):
     """Train on this rank; return for each micro-step what is recorded in each of `PASSES`."""
-    engine, ids = started(spec, zero_settings, recompute, n_microsteps, reentrant)
+    engine, ids = started(spec, zero_settings, recompute, n_microsteps, reentrant, has_activation)
     events.clear()
     microsteps = []
     for _ in range(n_steps * n_microsteps):
@@ -57,13 +66,21 @@ def most_live_bytes(spec, zero_settings, recompute, n_steps, least_bytes):
     return live.most_bytes
 
 
-def started(spec, zero_settings, recompute, n_microsteps, reentrant, **further_settings):
+def started(
+    spec,
+    zero_settings,
+    recompute,
+    n_microsteps,
+    reentrant,
+    has_activation=False,
+    **further_settings,
+):
     """Return DeepSpeed's engine around a model, and the tokens on which it trains."""
     import deepspeed
 
     torch.manual_seed(0)
     ids = torch.randint(spec.vocab_size, (1, spec.seq_len))
-    model = GPT(spec, recompute, reentrant)
+    model = GPT(spec, recompute, reentrant, has_activation)
     settings = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": n_microsteps,

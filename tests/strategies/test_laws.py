@@ -549,16 +549,23 @@ def test_buckets_share_reductions_among_units_and_leave_their_bytes(
     [(0, 4), (3, 3), (4.5, 2), (8, 1.5), (12, 1), (1e6, 1 / 12)],
 )
 def test_matrices_join_a_gather_that_has_too_few_elements(prefetched, n_per_block):
-    """Gathers need not end with a block, and their bytes and the reductions stay what they are."""
+    """Gathers need not end with a block, and their bytes and the reductions stay what they are.
+
+    A rank has room for all matrices. The last gather may bring one for the next pass, too, and then
+    counts in part.
+    """
     model = replace(MODEL, n_layers=12)
     elements = prefetched * model.hidden_size**2
-    strategies = zero3(BY_MATRIX), zero3(by_matrix(prefetch_elements=elements))
+    facts = {"prefetch_elements": elements, "live_elements": 1e12}
+    strategies = zero3(BY_MATRIX), zero3(by_matrix(**facts))
     alone, together = (plan_of(each, model, JOB, shard=16) for each in strategies)
     for kind in ("all_gather", "reduce_scatter"):
         moved = [moved_by_zero(plan, kind, "forward.block", "grad") for plan in (alone, together)]
         assert moved[1][1] == moved[0][1]
-        n_calls = n_per_block * 12 if kind == "all_gather" else moved[0][0]
-        assert moved[1][0] == pytest.approx(n_calls)
+        if kind == "all_gather":
+            assert moved[1][0] == pytest.approx(12 * n_per_block - 0.25, abs=0.26)
+        else:
+            assert moved[1][0] == moved[0][0]
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

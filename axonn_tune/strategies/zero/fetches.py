@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from axonn_tune.spec.model import Model
 from axonn_tune.spec.names import BACKWARD, RECOMPUTE
 
 # In a model of this many blocks, the middle one is gathered like all blocks far from both ends.
@@ -85,15 +84,6 @@ class FetchRules:
     prefetch_elements: float
 
 
-def module_sizes(model: Model) -> tuple[float, ...]:
-    """Return the elements of the matrices of a block's modules in order; 0 for a norm."""
-    norm = (0.0,)
-    attention = tuple(float(linear.parameters) for linear in model.attention_linears)
-    mlp = tuple(float(linear.parameters) for linear in model.mlp_linears)
-    between = () if model.shares_norm else norm
-    return (*norm, *attention, *between, *mlp)
-
-
 @lru_cache
 def backward_fetches(sizes: tuple[float, ...], rules: FetchRules) -> BackwardFetches:
     """Return what is gathered of a block that is recomputed, among many equal ones.
@@ -105,7 +95,7 @@ def backward_fetches(sizes: tuple[float, ...], rules: FetchRules) -> BackwardFet
     ----------
     sizes
         Numbers of elements of the matrices of the block's modules, in the order of their use; 0 for
-        a norm, at which matrices are gathered ahead, too.
+        a norm and for an activation, at which matrices are gathered ahead, too.
     """
     if 2.0 * sum(sizes) <= rules.reuse_elements:
         return FETCHED_ONCE
@@ -146,10 +136,10 @@ class Use:
 
 
 # A matrix's use, the use at which its gather starts, and the number of matrices in that gather.
-_Gather = tuple[Use, Use, int]
+Gather = tuple[Use, Use, int]
 
 
-def _gathered_again(again: Sequence[_Gather]) -> BackwardFetches:
+def _gathered_again(again: Sequence[Gather]) -> BackwardFetches:
     """Return the sums of gathers for gradients."""
     elements = sum(use.elements for use, _, _ in again)
     joined = sum(use.elements for use, _, n_joined in again if n_joined > 1)
@@ -161,7 +151,7 @@ def _gathered_again(again: Sequence[_Gather]) -> BackwardFetches:
     )
 
 
-def _early_elements(gathers: Sequence[_Gather], chain: str) -> float:
+def _early_elements(gathers: Sequence[Gather], chain: str) -> float:
     """Return the elements for a chain whose gathers start while a block is recomputed."""
     return sum(
         use.elements for use, start, _ in gathers if use.chain == chain and start.chain == RECOMPUTE
@@ -198,9 +188,9 @@ class Trace:
         self._seen_until: dict[tuple[int, int], int] = {}
         self._n_live = 0.0
         self._messages: dict[tuple[int, int], _Message] = {}
-        self._gathers: list[_Gather] = []
+        self._gathers: list[Gather] = []
 
-    def gathers(self) -> list[_Gather]:
+    def gathers(self) -> list[Gather]:
         """Return the gathers of the whole pass."""
         for _ in self.play():
             pass

@@ -344,8 +344,10 @@ class ZeroGathers(AsyncTensorParallel):
         """
         name, fetches = names.of_layer(chain, unit.name), unit.fetches
         share = self._share(chain, unit)
-        elements, n_calls = share * unit.gathered, share * unit.n_calls
-        joined = unit.joined
+        is_first = chain == FORWARD
+        elements = share * unit.gathered
+        n_calls = share * (unit.n_calls if is_first else unit.n_calls_again)
+        joined = unit.joined if is_first else unit.joined_again
         early_share = {FORWARD: 1.0, RECOMPUTE: fetches.early_share, BACKWARD: 0.0}[chain]
         if chain == BACKWARD and fetches.n_again:
             elements, n_calls = fetches.again_elements, fetches.n_again

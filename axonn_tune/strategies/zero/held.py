@@ -10,7 +10,7 @@ there from the beginning, and copied again where several of them are reduced tog
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
@@ -47,7 +47,7 @@ class HeldModel:
     ----------
     sizes
         Numbers of elements of the matrices of a block's modules, in the order of their use; 0 for a
-        norm.
+        norm and for an activation.
     has_vectors
         Which of these modules are norms or have a bias, whose gradient follows that of the matrix.
     n_blocks
@@ -86,6 +86,15 @@ class HeldModel:
             for module in reversed(modules):
                 yield Use(block, module, BACKWARD, self.sizes[module])
         yield Use(_EMBEDDING, 0, BACKWARD, embedding.elements)
+
+    @property
+    def shared(self) -> float:
+        """The number of elements of a weight of both ends, which is gathered all the time."""
+        return 0.0 if self.head else self.embedding
+
+    def rules_beside_shared(self, rules: FetchRules) -> FetchRules:
+        """Return the rules for what is gathered beside a weight of both ends."""
+        return replace(rules, live_elements=max(rules.live_elements - self.shared, 0.0))
 
     def trained(self, use: Use) -> float:
         """Return the number of elements of the gradient that a use forms."""
@@ -127,10 +136,9 @@ def held(
     gathered_share
         Ratio of the bytes of a message that gathers weights to those of the weights.
     """
-    shared = model.embedding if not model.head else 0.0
+    shared = model.shared
     bucket = _Bucket(bucket_rules)
-    room = max(rules.live_elements - shared, 0.0)
-    rules = FetchRules(room, rules.reuse_elements, rules.prefetch_elements)
+    rules = model.rules_beside_shared(rules)
     trace = Trace(list(model.uses(_n_blocks(model, rules))), rules, gathered_share)
     most_gradients = most = 0.0
     for use in trace.play():

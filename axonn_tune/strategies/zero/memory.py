@@ -5,7 +5,7 @@ That of torch's FSDP2 is in `fsdp2`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
@@ -22,7 +22,6 @@ from axonn_tune.strategies.moved import (
 from axonn_tune.strategies.optimizer import host_copies, states_of
 from axonn_tune.strategies.shapes import Shapes
 from axonn_tune.strategies.zero.communication import INT4_BYTES
-from axonn_tune.strategies.zero.fetches import FetchRules, module_sizes
 from axonn_tune.strategies.zero.gathers import INT8_BYTES
 from axonn_tune.strategies.zero.held import BucketRules, HeldModel, held
 from axonn_tune.strategies.zero.sharding import Sharding
@@ -134,33 +133,22 @@ class ZeroMemory:
             Whether gradients are quantised and exchanged.
         """
         program, job, model = self.engine.zero, self.shapes.job, self._held_model
-        live_elements = program.live_elements + program.forgets_embedding * model.embedding
-        rules = FetchRules(live_elements, program.reuse_elements, program.prefetch_elements)
         bucket = BucketRules(
             program.bucket_elements,
             (program.reduced_element_bytes or job.element_bytes) / job.element_bytes,
             exchanges * INT4_BYTES / job.element_bytes,
         )
         share = INT8_BYTES / job.element_bytes if self.quantised_weights else 1.0
-        most = held(model, rules, bucket, share)
+        most = held(model, self.units.fetch_rules, bucket, share)
         return np.where(self._is_gathered, most.weights_and_gradients, most.gradients)
 
     @property
     def _held_model(self) -> HeldModel:
         """The matrices of the model, as modules use them."""
-        model, job = self.shapes.model, self.shapes.job
-        root, block = self.units.all
-        vectors = tuple(linear.bias for linear in model.block_linears)
-        between = (True,) if not model.shares_norm else ()
-        n_attention = len(model.attention_linears)
-        head = 0.0 if model.tied_embeddings else float(model.head.parameters)
-        return HeldModel(
-            sizes=module_sizes(model),
-            has_vectors=(True, *vectors[:n_attention], *between, *vectors[n_attention:]),
-            n_blocks=model.n_layers,
-            embedding=_of_all(root.gathered) - head,
-            head=head,
-            recomputes=self.shapes.recompute == "full",
+        job = self.shapes.job
+        _, block = self.units.all
+        return replace(
+            self.units.matrices,
             trained_of_block=_of_all(block.trained) / _of_all(block.parameters),
             trained_embedding=float(job.trains_embedding),
             trained_head=float(job.trains_head),

@@ -35,16 +35,16 @@ class GatherUnit:
         Number of such units that have trained parameters.
     gathered
         Number of its parameters that are gathered: all of them, or those of matrices only.
-    n_calls
-        Number of gathers that carry it.
+    n_calls, n_calls_again
+        Number of gathers that carry it in a forward pass, and in a later pass.
     n_reductions
         Number of reductions that carry its gradients; a share of one where units share them.
     sharded_over
         Group whose ranks share it; empty where this is the group of the strategy.
     low
         Number of its parameters that are stored and gathered in the format of low products.
-    joined
-        Share of what is gathered of it that kernels copy out of messages.
+    joined, joined_again
+        Share of what these gathers bring that kernels copy out of messages.
     bucketed
         Share of its gradients that fit into a bucket, where they share a message with others.
     n_matrices
@@ -60,10 +60,12 @@ class GatherUnit:
     n_trained: int
     gathered: Size
     n_calls: Size
+    n_calls_again: Size
     n_reductions: Size
     sharded_over: str = ""
     low: Size = 0.0
     joined: Size = 1.0
+    joined_again: Size = 1.0
     bucketed: Size = 0.0
     n_matrices: int = 1
     fetches: BackwardFetches = FETCHED_ONCE
@@ -107,47 +109,6 @@ def trained_share(units: Iterable[GatherUnit], table: CandidateTable, group: str
     """Return how many trained parameters a rank holds if the ranks of a group share them."""
     shares = (unit.all_trained / table.size(unit.sharded_over or group) for unit in units)
     return sum(shares, start=np.zeros(len(table)))
-
-
-@dataclass(frozen=True)
-class BlockGathers:
-    """How the matrices of a block are gathered, averaged over equal blocks.
-
-    n_calls
-        Number of gathers.
-    joined_share
-        Share of the elements whose gathers bring several matrices.
-    """
-
-    n_calls: float
-    joined_share: float
-
-
-@lru_cache(maxsize=1024)
-def gathers_per_block(
-    sizes: tuple[float, ...], n_blocks: int, prefetch_elements: float
-) -> BlockGathers:
-    """Return how a block's matrices are gathered.
-
-    DeepSpeed takes the matrices that come next until these have at least `prefetch_elements` (0.19,
-    runtime/zero/partitioned_param_coordinator.py, _fetch_sub_module_impl).
-
-    Parameters
-    ----------
-    sizes
-        Numbers of elements of a block's matrices, in the order of their use.
-    """
-    gathers: list[list[float]] = []
-    n_taken = 0.0
-    for size in sizes * n_blocks:
-        if n_taken == 0.0:
-            gathers.append([])
-        gathers[-1].append(size)
-        n_taken += size
-        if n_taken >= prefetch_elements:
-            n_taken = 0.0
-    joined = sum(sum(gather) for gather in gathers if len(gather) > 1)
-    return BlockGathers(len(gathers) / n_blocks, joined / (n_blocks * sum(sizes)))
 
 
 def gradients_of_block(model: Model) -> tuple[float, ...]:

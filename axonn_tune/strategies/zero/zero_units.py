@@ -15,17 +15,17 @@ from axonn_tune.strategies.adapters import adapter_elements
 from axonn_tune.strategies.experts import stored_experts
 from axonn_tune.strategies.parameters import stage_parameters
 from axonn_tune.strategies.shapes import Shapes
+from axonn_tune.strategies.zero.block_gathers import block_gathers
 from axonn_tune.strategies.zero.fetches import (
     FETCHED_ONCE,
     BackwardFetches,
     FetchRules,
     backward_fetches,
     fetched_each_time,
-    module_sizes,
 )
+from axonn_tune.strategies.zero.held import HeldModel
 from axonn_tune.strategies.zero.units import (
     GatherUnit,
-    gathers_per_block,
     gradients_of_block,
     reductions_per_block,
 )
@@ -97,6 +97,7 @@ class ZeroUnits:
             n_trained=block.n_trained,
             gathered=routed,
             n_calls=n_gathers,
+            n_calls_again=n_gathers,
             n_reductions=n_reductions,
             sharded_over=EXPERT_REPLICAS,
         )
@@ -174,12 +175,47 @@ class ZeroUnits:
         if not self.program.gathers_blocks:
             n_matrices = float(len(linears) + n_of_adapters)
         block = self._unit("block", self.layers, (False, False), n_matrices)
-        if prefetched := self.program.prefetch_elements:
-            sizes = tuple(float(linear.parameters) for linear in linears)
-            gathers = gathers_per_block(sizes, block.count, prefetched)
-            n_calls = gathers.n_calls + n_of_adapters
-            return replace(block, n_calls=n_calls, joined=gathers.joined_share)
-        return block
+        if not self.program.prefetch_elements:
+            return block
+        gathers = block_gathers(self.matrices, self.fetch_rules)
+        return replace(
+            block,
+            n_calls=gathers.forward.n_calls + n_of_adapters,
+            n_calls_again=gathers.again.n_calls + n_of_adapters,
+            joined=gathers.forward.joined_share,
+            joined_again=gathers.again.joined_share,
+        )
+
+    @property
+    def fetch_rules(self) -> FetchRules:
+        """When gathered matrices are released, and when further ones are gathered."""
+        program = self.program
+        forgotten = program.forgets_embedding * self.matrices.embedding
+        live_elements = program.live_elements + forgotten
+        return FetchRules(live_elements, program.reuse_elements, program.prefetch_elements)
+
+    @cached_property
+    def matrices(self) -> HeldModel:
+        """The matrices of the model as modules use them, all of which are trained."""
+        model = self.shapes.model
+        norm = (0.0, True)
+        activation = ((0.0, False),) if self.program.activation_is_module else ()
+        attention, mlp = (
+            [(float(linear.parameters), linear.bias) for linear in linears]
+            for linears in (model.attention_linears, model.mlp_linears)
+        )
+        between = () if model.shares_norm else (norm,)
+        modules = (norm, *attention, *between, *mlp[:-1], *activation, *mlp[-1:])
+        head = 0.0 if model.tied_embeddings else float(model.head.parameters)
+        return HeldModel(
+            sizes=tuple(elements for elements, _ in modules),
+            has_vectors=tuple(has_vector for _, has_vector in modules),
+            n_blocks=model.n_layers,
+            # DeepSpeed splits no layer, so that all candidates have the same matrices.
+            embedding=float(np.max(self.root.gathered)) - head,
+            head=head,
+            recomputes=self.shapes.recompute == "full",
+        )
 
     @property
     def _fetches(self) -> BackwardFetches:
@@ -192,7 +228,7 @@ class ZeroUnits:
         if not program.reuse_elements:
             return FETCHED_ONCE
         rules = FetchRules(program.live_elements, program.reuse_elements, program.prefetch_elements)
-        return backward_fetches(module_sizes(model), rules)
+        return backward_fetches(self.matrices.sizes, rules)
 
     def _unit(
         self, name: str, layers: Sequence[int], ends: tuple[bool, bool], n_calls: Size
@@ -235,10 +271,12 @@ class ZeroUnits:
             n_trained=n_trained,
             gathered=gathered + added,
             n_calls=n_calls,
+            n_calls_again=n_calls,
             n_reductions=n_reductions,
             low=low,
             # The embedding and the head are gathered by themselves.
             joined=0.0 if program.prefetch_elements else 1.0,
+            joined_again=0.0 if program.prefetch_elements else 1.0,
             bucketed=self._bucketed([linear.parameters for linear in linears]),
             n_matrices=len(linears) if layers else first + last * (not model.tied_embeddings),
         )
