@@ -128,6 +128,8 @@ def zeropp_tutorial(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 # whether embedding and head share one weight.
 _OPEN_OF_DEEPSPEED = ("software",)
 _OPEN_OF_DDP = ("model",)
+# The run by which the profile of Frontier was chosen.
+_CHOOSING = ("frontier-2025-02", "ZeRO-3", "1024")
 
 
 def pccl_training(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
@@ -142,7 +144,9 @@ def pccl_training(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
             system, assumed, search = "DeepSpeed ZeRO-3", _OPEN_OF_DEEPSPEED, _nanogpt_in_deepspeed
         else:
             system, assumed, search = "DDP", _OPEN_OF_DDP, _nanogpt_in_ddp
-        paper = Paper(system, "arXiv 2504.18658v2 (IPDPS 2026)", machine, "figure", assumed)
+        is_fitted = (row["machine"], row["workload"], row["gpus"]) == _CHOOSING
+        source = "arXiv 2504.18658v2 (IPDPS 2026)"
+        paper = Paper(system, source, machine, "figure", assumed, is_fitted)
         subject = f"{row['parameters_b']}B on {row['gpus']}"
         published = numbers(row, "step_seconds")
         group = f"{row['machine']}, {system} of {row['parameters_b']}B"

@@ -186,6 +186,18 @@ def test_rings_of_frontier_that_share_a_node_get_what_the_authors_measured(
     assert bytes_per_s == pytest.approx(gib_per_s * 2**30, rel=0.01)
 
 
+@pytest.mark.parametrize(
+    ("n_ranks", "mib", "milliseconds"),
+    [(64, 1024, 14.86), (128, 256, 4.94), (256, 1024, 15.1), (512, 128, 15.28), (512, 1024, 22.28)],
+)
+def test_rings_of_february_2025_keep_their_pace_over_many_dies_of_frontier(
+    n_ranks, mib, milliseconds
+):
+    """Seconds of axonn-ai/sc2025-pccl-reproducer at 5a6353f, data/all_gather_3."""
+    got = seconds(load_machine("frontier-2025-02"), "all_gather", 1, n_ranks, mib * 2.0**20)
+    assert 1e3 * got == pytest.approx(milliseconds, rel=0.1)
+
+
 @pytest.mark.parametrize("n_rings", [2, 4])
 @pytest.mark.parametrize("chunk_kib", [32, 128, 256])
 def test_small_steps_of_rings_that_share_a_node_of_frontier_are_those_of_one(n_rings, chunk_kib):
