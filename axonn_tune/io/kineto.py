@@ -196,7 +196,10 @@ def _gloo_collective(event: Mapping[str, Any], world_size: int) -> TracedOperati
 def _kind(name: str) -> str | None:
     """Return the kind of collective that torch's or NCCL's name means."""
     words = name.lower().strip("_")
-    return "send_recv" if words in ("send", "recv", "gloo:send", "gloo:recv") else kind_in(words)
+    if words in ("send", "recv", "gloo:send", "gloo:recv"):
+        return "send_recv"
+    # Torch names an exchange so if it was told the splits, be they equal or not.
+    return kind_in(words.replace("all_to_allv", "all_to_all"))
 
 
 def _world_size(document: object) -> int:

@@ -129,7 +129,7 @@ def zeropp_tutorial(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 _OPEN_OF_DEEPSPEED = ("software",)
 _OPEN_OF_DDP = ("model",)
 # The run by which the profile of Frontier was chosen.
-_CHOOSING = ("frontier-2025-02", "ZeRO-3", "1024")
+_CHOOSING = ("frontier-202502", "ZeRO-3", "1024")
 
 
 def pccl_training(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:

@@ -194,7 +194,7 @@ def test_rings_of_february_2025_keep_their_pace_over_many_dies_of_frontier(
     n_ranks, mib, milliseconds
 ):
     """Seconds of axonn-ai/sc2025-pccl-reproducer at 5a6353f, data/all_gather_3."""
-    got = seconds(load_machine("frontier-2025-02"), "all_gather", 1, n_ranks, mib * 2.0**20)
+    got = seconds(load_machine("frontier-202502"), "all_gather", 1, n_ranks, mib * 2.0**20)
     assert 1e3 * got == pytest.approx(milliseconds, rel=0.1)
 
 

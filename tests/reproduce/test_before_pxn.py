@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from reproduced import LOADERS
+from reproduced import LOADERS, compared
 
 from axonn_tune.cost.links import axis_links
 from axonn_tune.io.package_data import load_published
 from axonn_tune.reproduce.megatron import vtrain, weak_scaling
-from axonn_tune.reproduce.results import compare_published
 
 RUNS = {"megatron_sc21_table1": weak_scaling, "vtrain_a100_multi": vtrain}
 
@@ -56,7 +55,7 @@ def test_messages_to_one_other_rank_take_the_nic_beside_their_gpu():
 )
 def test_steps_with_four_tensor_ranks_are_met(table, sizes, bar):
     """With the bandwidth of other rings they were predicted 3, 7 to 10 and 8 % too fast."""
-    errors = [c.error_fraction for c in compare_published(runs_of(table, **sizes), iter)]
+    errors = [c.error_fraction for c in compared(runs_of(table, **sizes))]
     assert errors
     assert max(map(abs, errors)) < bar
 

@@ -166,6 +166,8 @@ def test_only_gradients_of_adapters_are_reduced_and_only_they_are_gathered():
         if isinstance(op, Collective) and op.axis == "context*data"
     }
     elements = adapter_elements(["attention", "mlp"]) / 2
+    norm_bytes = over_replicas.pop("gradient.norm.all_reduce_context*data")
+    assert norm_bytes == 4
     assert over_replicas == {"gradient.reduce": 4 * elements, "weights.all_gather": 2 * elements}
     assert "gradient.norms.all_reduce" not in [op.name for op in plan.operations]
 
