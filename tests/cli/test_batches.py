@@ -17,7 +17,7 @@ def suggestion(capsys, gpus, model="80b", *options):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("gpus", "batch", "power_of_two"),
-    [(96, 8064, 128), (384, 8064, 512), (3072, 9216, 2048), (6144, 6144, 8192)],
+    [(96, 8064, 128), (384, 8064, 512), (3072, 9216, 2048), (6144, 9216, 8192)],
 )
 def test_counts_with_a_factor_of_three_do_as_well_as_their_neighbours(
     capsys, gpus, batch, power_of_two
