@@ -227,7 +227,7 @@ class ZeroUnits:
             return fetched_each_time([linear.parameters for linear in model.block_linears])
         if not program.reuse_elements:
             return FETCHED_ONCE
-        rules = FetchRules(program.live_elements, program.reuse_elements, program.prefetch_elements)
+        rules = self.matrices.rules_beside_shared(self.fetch_rules)
         return backward_fetches(self.matrices.sizes, rules)
 
     def _unit(
