@@ -6,6 +6,7 @@ import pytest
 from build import number, operations, plan_of
 
 from axonn_tune.io.presets import load_engine
+from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
@@ -145,6 +146,22 @@ def test_matrices_that_share_a_bucket_are_reduced_at_the_end_of_their_block(buck
     plan = plan_of(zero3(engine), WIDE, JOB, 1, "none", shard=32)
     kinds = gathered(plan.microstep, "gradient.block")
     assert ("gradient.block.shard.reduce" in kinds) == (bucket_elements > 12288**2)
+
+
+@pytest.mark.parametrize("bucket_elements", [1e3, 5e8])
+def test_all_gradients_are_reduced_however_small_a_bucket_is(bucket_elements):
+    """Those of experts, too, which are in no linear layer."""
+    engine = replace(DEEPSPEED, zero=replace(DEEPSPEED.zero, bucket_elements=bucket_elements))
+    model = replace(WIDE, experts=Experts(8, 2, 4096))
+    for each in (WIDE, model):
+        plan = plan_of(zero3(engine), each, JOB, 1, "none", shard=32)
+        reduced = sum(
+            number(op.nbytes) * number(phase.repeats) / 2
+            for phase in plan.microstep.phases
+            for op in phase.operations
+            if isinstance(op, Collective) and op.kind == "reduce_scatter"
+        )
+        assert reduced == pytest.approx(each.parameters, rel=1e-9)
 
 
 @pytest.mark.parametrize("ors", [True, False])
