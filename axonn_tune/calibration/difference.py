@@ -11,7 +11,13 @@ from typing import Any
 
 from axonn_tune.spec.machine import Machine
 from axonn_tune.spec.normal import NORMAL_FROM_MEDIAN
-from axonn_tune.spec.points import AttentionPoint, GemmPoint, LinkPoint, MemoryPoint
+from axonn_tune.spec.points import (
+    AttentionPoint,
+    GemmPoint,
+    LinkPoint,
+    MemoryPoint,
+    StepPoint,
+)
 from axonn_tune.spec.provenance import quantities
 
 # This is the probability that any of all comparisons is called significant by chance. Bonferroni's
@@ -88,7 +94,7 @@ class Difference:
     Parameters
     ----------
     only_in_one : tuple of str
-        Names of the numbers that only one profile has.
+        Names of the numbers, and of the steps of collectives, that only one profile has.
     provenance : dict
         Facts that differ, such as a driver's version: name to values before and after.
     """
@@ -116,11 +122,9 @@ def difference(before: Machine, after: Machine, least_change: float = LEAST_CHAN
     limit = NormalDist().inv_cdf(1.0 - FALSE_ALARM / 2.0 / max(n_tests, 1))
     judged = [_judged(change, limit, least_change) for change in changes]
     judged.sort(key=_importance)
-    names_before = dict(quantities(before)).keys()
-    names_after = dict(quantities(after)).keys()
     return Difference(
         tuple(judged),
-        tuple(sorted(names_before ^ names_after)),
+        tuple(sorted(_names(before) ^ _names(after))),
         _provenance(before, after),
         _slow_ranks(before, after),
     )
@@ -136,6 +140,11 @@ def _judged(change: Change, limit: float, least_change: float) -> Change:
         return change
     is_large = abs(math.log(change.after / change.before)) >= math.log1p(least_change)
     return replace(change, is_significant=is_large and abs(change.z) > limit)
+
+
+def _names(machine: Machine) -> set[str]:
+    """Return the names of all numbers, and of the steps of collectives."""
+    return {*dict(quantities(machine)), *(name for name, _ in _steps(machine))}
 
 
 def _quantity_changes(before: Machine, after: Machine) -> Iterator[Change]:
@@ -154,11 +163,11 @@ def _quantity_changes(before: Machine, after: Machine) -> Iterator[Change]:
 
 def _point_changes(before: Machine, after: Machine) -> Iterator[Change]:
     """Match points one by one and take the median ratio of the times of each group of points."""
-    points_before = {_key(point): point for point in _points(before)}
+    points_before = {_key(name, point): point for name, point in _points(before)}
     groups: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
-    for point in _points(after):
-        if _key(point) in points_before:
-            groups[_group(point)].append((points_before[_key(point)], point))
+    for name, point in _points(after):
+        if _key(name, point) in points_before:
+            groups[name].append((points_before[_key(name, point)], point))
     for name, pairs in groups.items():
         logs = [math.log(b.seconds / a.seconds) for a, b in pairs]
         middle = median(logs)
@@ -171,18 +180,39 @@ def _point_changes(before: Machine, after: Machine) -> Iterator[Change]:
         yield Change(name, seconds_before, seconds_after, len(pairs), z, middle > 0)
 
 
-def _points(machine: Machine) -> Iterator[Any]:
-    yield from machine.gemm.points
-    yield from machine.kernels.attention_points
-    yield from machine.kernels.memory_points
-    yield from machine.link_points
+def _points(machine: Machine) -> Iterator[tuple[str, Any]]:
+    """Yield the points of a profile, each with the name of its group."""
+    points: tuple[GemmPoint | AttentionPoint | MemoryPoint | LinkPoint, ...] = (
+        *machine.gemm.points,
+        *machine.kernels.attention_points,
+        *machine.kernels.memory_points,
+        *machine.link_points,
+    )
+    yield from ((_group(point), point) for point in points)
+    yield from _steps(machine)
 
 
-def _key(point: Any) -> tuple[Any, ...]:
+def _steps(machine: Machine) -> Iterator[tuple[str, StepPoint]]:
+    """Yield the steps of collectives, which come with the name of those of other bytes, too."""
+    for link in machine.links:
+        for name, steps in link.measured_steps.items():
+            for point in steps.points:
+                yield f"links.{link.name}.{name}{_conditions(point)}", point
+
+
+def _conditions(step: StepPoint) -> str:
+    """Return for which collectives a step holds, as text that follows its name."""
+    kind = f" of {step.kind}" if step.kind else ""
+    ranks = f" over more than {step.above_ranks} ranks" if step.above_ranks else ""
+    rings = f", {step.n_rings} at once" if step.n_rings > 1 else ""
+    return f"{kind}{ranks}{rings}"
+
+
+def _key(group: str, point: Any) -> tuple[Any, ...]:
     """Return what was measured, without its time."""
     fields = vars(point).items()
     values = (value for name, value in fields if name not in ("seconds", "spread_fraction"))
-    return (type(point).__name__, *values)
+    return (group, *values)
 
 
 def _group(point: GemmPoint | AttentionPoint | MemoryPoint | LinkPoint) -> str:

@@ -21,7 +21,7 @@ LEAST_CHOICE = 3
 # One of any twelve successive numbers is divisible by 1, 2, 3, 4 and 6.
 NEAREST_SHARES = 12
 # A default batch is at most this part of the wanted one away from it, if GPUs that have a share
-# together can bring it so near.
+# together can bring it so near. The part is a convention: 3,072 and 6,144 GPUs then have one batch.
 NEAR_FRACTION = 0.125
 
 

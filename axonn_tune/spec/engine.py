@@ -346,6 +346,10 @@ class Engine:
         issues = ("issue_seconds", "mixture_issue_seconds", "expert_issue_seconds")
         waits = ("collective_gap_seconds", "stage_wait_seconds", "spanning_wait_seconds")
         require_facts(owner, self, (*issues, *waits), 0.0, LONGEST_WAIT_SECONDS)
+        if self.spanning_wait_seconds is not None and self.stage_wait_seconds is None:
+            raise InputError(
+                f"{owner}: spanning_wait_seconds is given; allowed: only with stage_wait_seconds"
+            )
         if self.name and not self.strategies:
             raise InputError(f"{owner}: strategies is empty; name at least one")
 

@@ -11,7 +11,8 @@ from worlds import machine_of, quantity
 from axonn_tune.calibration.difference import difference
 from axonn_tune.report.machines import difference_document, difference_text
 from axonn_tune.spec.calibration import Calibration, RankSpeed
-from axonn_tune.spec.points import GemmPoint, LinkPoint
+from axonn_tune.spec.links import Steps
+from axonn_tune.spec.points import GemmPoint, LinkPoint, StepPoint
 
 SHAPES = [(m, n, 1024) for m in (64, 256, 1024, 4096) for n in (256, 1024, 4096)]
 SPREAD = 0.02
@@ -129,6 +130,25 @@ def test_numbers_without_a_spread_are_shown_where_they_differ_but_are_never_sign
     assert "Significant changes: 0; changed numbers that state no spread: 2; " in text
     assert "100.0" in text and "links.level1" not in text
     assert not difference(a, a).restated
+
+
+def test_steps_of_collectives_are_compared():
+    """Two profiles may differ in these alone, as `frontier` and `frontier-202502` do."""
+
+    def with_steps(factor, *more):
+        points = [StepPoint("", 0, 2.0**i, factor * 2.0**i / 1e10) for i in range(20, 25)]
+        machine = machine_of()
+        *inner, outer = machine.links
+        steps = Steps("measured", "a test", (*points, *more))
+        return replace(machine, links=(*inner, replace(outer, ring_steps=steps)))
+
+    slower = StepPoint("all_gather", 128, 2.0**20, 1e-3)
+    found = difference(with_steps(1.0, slower), with_steps(1.5))
+    (change,) = (each for each in found.changes if each.change_fraction)
+    assert change.name == "links.level1.ring_steps"
+    assert change.change_fraction == pytest.approx(0.5)
+    assert change.is_worse
+    assert found.only_in_one == ("links.level1.ring_steps of all_gather over more than 128 ranks",)
 
 
 def test_slow_ranks_are_named_with_their_host():

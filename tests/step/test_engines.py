@@ -257,6 +257,10 @@ def test_each_fact_of_memory_counts_in_every_strategy(strategy, name):
         ({"issue_seconds": quantity(-1.0)}, "issue_seconds is -1.0; allowed: 0 to 3600"),
         ({"stage_wait_seconds": quantity(1e308)}, "stage_wait_seconds is 1e.308; allowed: 0 to"),
         ({"spanning_wait_seconds": quantity(-1.0)}, "spanning_wait_seconds is -1.0; allowed: 0 to"),
+        (
+            {"spanning_wait_seconds": quantity(1e-4)},
+            "spanning_wait_seconds is given; allowed: only with stage_wait_seconds",
+        ),
         ({"strategies": ()}, "strategies is empty; name at least one"),
         ({"title": "a\x07"}, "name is 'a.x07'; allowed: up to 200 characters"),
     ],

@@ -6,6 +6,7 @@ import pytest
 from build import number, operations, plan_of
 
 from axonn_tune.io.presets import load_engine
+from axonn_tune.spec.blocks import Experts
 from axonn_tune.spec.engine import Engine
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
@@ -74,6 +75,25 @@ def test_the_plan_gathers_again_between_two_gradients():
     assert order.index(again[0]) < order.index("backward.down.gemm_input")
 
 
+@pytest.mark.parametrize(
+    ("facts", "is_tied", "squares"),
+    [
+        ({}, False, 8),
+        # The embedding and the positions have 6.4e8 elements.
+        ({"forgets_embedding": True}, False, 3),
+        ({"live_elements": 1.64e9}, False, 3),
+        ({"live_elements": 1.64e9}, True, 8),
+    ],
+)
+def test_what_is_gathered_again_depends_on_the_room_beside_the_ends(facts, is_tied, squares):
+    """A weight of both ends takes room all the time, as it does where blocks are gathered first."""
+    engine = replace(DEEPSPEED, zero=replace(DEEPSPEED.zero, **facts))
+    model = replace(WIDE, tied_embeddings=is_tied)
+    plan = plan_of(zero3(engine), model, JOB, 1, "full", shard=32)
+    (again,) = gathered(plan.microstep, "backward.block").values()
+    assert again[2] == squares * 12288**2
+
+
 def test_without_overlap_each_matrix_is_gathered_again_right_before_its_use():
     engine = replace(DEEPSPEED, zero=replace(DEEPSPEED.zero, overlaps_gathers=False))
     plan = plan_of(zero3(engine), WIDE, JOB, 1, "full", shard=32)
@@ -126,6 +146,22 @@ def test_matrices_that_share_a_bucket_are_reduced_at_the_end_of_their_block(buck
     plan = plan_of(zero3(engine), WIDE, JOB, 1, "none", shard=32)
     kinds = gathered(plan.microstep, "gradient.block")
     assert ("gradient.block.shard.reduce" in kinds) == (bucket_elements > 12288**2)
+
+
+@pytest.mark.parametrize("bucket_elements", [1e3, 5e8])
+def test_all_gradients_are_reduced_however_small_a_bucket_is(bucket_elements):
+    """Those of experts, too, which are in no linear layer."""
+    engine = replace(DEEPSPEED, zero=replace(DEEPSPEED.zero, bucket_elements=bucket_elements))
+    model = replace(WIDE, experts=Experts(8, 2, 4096))
+    for each in (WIDE, model):
+        plan = plan_of(zero3(engine), each, JOB, 1, "none", shard=32)
+        reduced = sum(
+            number(op.nbytes) * number(phase.repeats) / 2
+            for phase in plan.microstep.phases
+            for op in phase.operations
+            if isinstance(op, Collective) and op.kind == "reduce_scatter"
+        )
+        assert reduced == pytest.approx(each.parameters, rel=1e-9)
 
 
 @pytest.mark.parametrize("ors", [True, False])
@@ -239,10 +275,12 @@ def test_gathers_from_the_second_copy_are_quantised_and_have_scales_of_their_own
 def test_the_release_of_zeropp_gathers_from_all_ranks_what_recomputation_starts():
     """0.5 M forward, then 4 and 4 of 12 h^2 in 8 bits: a third of M more between nodes.
 
-    A fifth of the last block is still gathered.
+    A fifth of the last block is still gathered. The release forgets the embedding in its count of
+    what is gathered, which is the head, too.
     """
-    early = replace(DEEPSPEED.zero, copy_serves_gradients=True)
-    strategies = [zeropp(engine=replace(DEEPSPEED, zero=zero)) for zero in (DEEPSPEED.zero, early)]
+    later = replace(DEEPSPEED.zero, forgets_embedding=True)
+    early = replace(later, copy_serves_gradients=True)
+    strategies = [zeropp(engine=replace(DEEPSPEED, zero=zero)) for zero in (later, early)]
     plans = [plan_of(each, WIDE, JOB, 1, "full", secondary=16, across=2) for each in strategies]
     block = WIDE.block_matmul_parameters
     for plan, share in zip(plans, (0, 8 / 12), strict=True):

@@ -108,11 +108,13 @@ class ZeroUnits:
         """The parts of a block whose gradients are reduced by themselves, by their layer.
 
         They are its matrices where each is larger than a bucket, with equal shares of the norms and
-        biases. It is empty where a message carries several matrices.
+        biases. It is empty where a message carries several matrices, and with experts, which are in
+        no linear layer.
         """
-        linears, bucket_elements = self.shapes.model.block_linears, self.program.bucket_elements
+        model, bucket_elements = self.shapes.model, self.program.bucket_elements
+        linears = model.block_linears
         is_alone = bucket_elements > 0.0 and self.shapes.job.trains_weights
-        is_alone = is_alone and not self.spreads_experts and not self.shapes.y_axis
+        is_alone = is_alone and model.experts is None and not self.shapes.y_axis
         if not is_alone or min(linear.parameters for linear in linears) <= bucket_elements:
             return {}
         (block,) = self.in_block
@@ -227,7 +229,7 @@ class ZeroUnits:
             return fetched_each_time([linear.parameters for linear in model.block_linears])
         if not program.reuse_elements:
             return FETCHED_ONCE
-        rules = FetchRules(program.live_elements, program.reuse_elements, program.prefetch_elements)
+        rules = self.matrices.rules_beside_shared(self.fetch_rules)
         return backward_fetches(self.matrices.sizes, rules)
 
     def _unit(
