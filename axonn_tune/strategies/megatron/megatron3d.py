@@ -516,7 +516,7 @@ class Megatron3D:
             two_blocks = 2.0 * (trained - outside) / len(above)
             summed = owned + np.where(replicas > 1, outside + two_blocks, 0.0)
         memory = self.engine.memory
-        segments = Segments(shapes, held, last)
+        segments = Segments(shapes, len(above), held, last)
         states = self.states(job)
         n_dummies = elements_of_kinds(shapes, layers, last)
         has_dummies = self.fused_accumulation and job.trains_weights
@@ -538,7 +538,8 @@ class Megatron3D:
             "working_set": working
             + largest_moved(shapes, layers)
             + n_dummies * dummy_bytes
-            + segments.kept_bytes,
+            + segments.kept_bytes
+            + segments.uncounted_bytes,
             **self._held_back(segments, len(above), first, trained, owned * states.moments_bytes),
         }
         if job.optimizer != MUON:
@@ -575,6 +576,8 @@ class Megatron3D:
         if self.distributed_optimizer:
             return beside
         in_buckets = nbytes * trained + segments.alone_bytes(nbytes * embedding) * has_stages
+        bucket_bytes = nbytes * self.engine.megatron.bucket_elements
+        in_buckets = in_buckets + segments.rounded_bytes(bucket_bytes)
         return np.where(table.size(self.replicas) > 1, in_buckets, beside)
 
     def _held_back(

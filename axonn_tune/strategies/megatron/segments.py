@@ -16,11 +16,19 @@ import numpy as np
 from axonn_tune.spec.engine import MemoryForm
 from axonn_tune.spec.facts import value_or
 from axonn_tune.spec.plan import Array
-from axonn_tune.strategies.shapes import Shapes
+from axonn_tune.strategies.shapes import FP32_BYTES, LinearShape, Shapes
 
 # Bytes of torch's workspace for products on Hopper (aten/src/ATen/cuda/CublasHandlePool.cpp), where
 # the replayed steps ran.
 _WORKSPACE_BYTES = 32 * 2**20
+# Sizes of c10/cuda/CUDACachingAllocator.cpp: the largest tensor of the pool of small ones
+# (kSmallSize), the segment that larger tensors below 10 MiB (kMinLargeAlloc) take (kLargeBuffer),
+# and the multiple to which the segments of all others are rounded up (kRoundLarge).
+_SMALL_BYTES = 2**20
+_SHARED_SEGMENT_BYTES = 20 * 2**20
+_LEAST_OWN_BYTES = 10 * 2**20
+_ROUND_BYTES = 2 * 2**20
+_ATTENTION = ("qkv", "proj")
 
 
 @dataclass(frozen=True)
@@ -31,6 +39,8 @@ class Segments:
     ----------
     shapes
         The sizes of a micro-step.
+    n_layers
+        Number of layers of the stage.
     held : array, shape (C,)
         Number of layers whose activations are held at once.
     last
@@ -38,6 +48,7 @@ class Segments:
     """
 
     shapes: Shapes
+    n_layers: int
     held: Array
     last: bool
 
@@ -46,6 +57,39 @@ class Segments:
         """The bytes of the buffers for the gathered residual stream; a single rank needs none."""
         streams = value_or(self._memory.kept_streams, 0.0) * self._has_group
         return streams * self.shapes.stream_bytes
+
+    @property
+    def uncounted_bytes(self) -> Array | float:
+        """The bytes of what is reserved beside the terms where an engine counts segments.
+
+        These are small tensors, and the input and the output of the final norm, which are saved
+        beside the logits. Attention saves the logarithm of its scores' sum in fp32 for each query,
+        and each layer has a cosine and a sine of its own for every position (flash-attention 2.7.3,
+        layers/rotary.py). The rest of a segment that two weights leave is lost, too.
+        """
+        if not self._memory.counts_segments:
+            return 0.0
+        shapes, model = self.shapes, self.shapes.model
+        sums = self.held * FP32_BYTES * shapes.tokens * model.n_heads / shapes.y
+        angles = self.n_layers * shapes.job.seq_len * model.head_dim * shapes.element_bytes
+        final_norm = self.last * 2.0 * shapes.residual_bytes
+        return sums + angles + final_norm + self.n_layers * self._lost_beside_weights
+
+    def rounded_bytes(self, bucket_bytes: float) -> Array | float:
+        """Return the bytes that are lost where buckets are rounded up to whole segments.
+
+        Weights are multiples of what segments are rounded to, and the gain of a norm is not. It is
+        counted where the weights of attention, and those of the MLP, fill a bucket each, so that no
+        bucket has two gains.
+        """
+        if not self._memory.counts_segments:
+            return 0.0
+        n_gains = self.n_layers * self.shapes.model.norms_per_block + self.last
+        of_attention = sum(x.weight_bytes for x in self._weights if x.linear.name in _ATTENTION)
+        of_layer = sum(x.weight_bytes for x in self._weights)
+        are_whole = np.all([x.weight_bytes % _ROUND_BYTES == 0 for x in self._weights], axis=0)
+        fill_buckets = np.minimum(of_attention, of_layer - of_attention) >= bucket_bytes
+        return n_gains * _ROUND_BYTES * (are_whole & fill_buckets)
 
     def unsummed_bytes(self, matrices: Array, embedding: Array, of_one: Array) -> Array:
         """Return the bytes of gradients that stand between micro-steps of a pipeline, shape (C,).
@@ -92,6 +136,7 @@ class Segments:
         queued : array, shape (C,) [bytes]
             Freed tensors that the GPU has yet to read.
         """
+        states = states - np.where(weights > 0, self._small_states(replicas), 0.0)
         copies = self._copies_bytes(states, weights, replicas)
         if not self.last:
             return copies - np.minimum(copies, states) * self._has_group + queued
@@ -105,6 +150,38 @@ class Segments:
     @property
     def _memory(self) -> MemoryForm:
         return self.shapes.memory
+
+    @property
+    def _weights(self) -> list[LinearShape]:
+        """The weights of a layer."""
+        return [self.shapes.linears[linear.name] for linear in self.shapes.model.block_linears]
+
+    @property
+    def _lost_beside_weights(self) -> Array:
+        """The bytes that a layer's weights leave of shared segments, shape (C,).
+
+        Weights of one size alone are counted. Those of several sizes fill segments together, and
+        what they leave is smaller.
+        """
+        lost, n_sharing = 0.0, 0.0
+        for shape in self._weights:
+            shares = (shape.weight_bytes > _SMALL_BYTES) & (shape.weight_bytes < _LEAST_OWN_BYTES)
+            n_in_segment = np.floor(_SHARED_SEGMENT_BYTES / np.maximum(shape.weight_bytes, 1.0))
+            rest = _SHARED_SEGMENT_BYTES - n_in_segment * shape.weight_bytes
+            lost = lost + shares * rest / np.maximum(n_in_segment, 1.0)
+            n_sharing = n_sharing + shares
+        return lost * (n_sharing == 1.0)
+
+    def _small_states(self, replicas: Array) -> Array | float:
+        """Return the bytes of moments that share no segment with large tensors, shape (C,).
+
+        Each weight has two moments in fp32, whose parts lie in the pool of small tensors.
+        """
+        total = 0.0
+        for shape in self._weights:
+            part = shape.n_elements * FP32_BYTES / replicas
+            total = total + 2.0 * part * (part <= _SMALL_BYTES)
+        return self.n_layers * total
 
     @property
     def _has_group(self) -> np.ndarray:
