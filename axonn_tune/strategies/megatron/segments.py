@@ -163,7 +163,7 @@ class Segments:
         Weights of one size alone are counted. Those of several sizes fill segments together, and
         what they leave is smaller.
         """
-        lost, n_sharing = 0.0, 0.0
+        lost, n_sharing = (np.zeros(len(self.shapes.table)) for _ in range(2))
         for shape in self._weights:
             shares = (shape.weight_bytes > _SMALL_BYTES) & (shape.weight_bytes < _LEAST_OWN_BYTES)
             n_in_segment = np.floor(_SHARED_SEGMENT_BYTES / np.maximum(shape.weight_bytes, 1.0))
@@ -172,12 +172,12 @@ class Segments:
             n_sharing = n_sharing + shares
         return lost * (n_sharing == 1.0)
 
-    def _small_states(self, replicas: Array) -> Array | float:
+    def _small_states(self, replicas: Array) -> Array:
         """Return the bytes of moments that share no segment with large tensors, shape (C,).
 
         Each weight has two moments in fp32, whose parts lie in the pool of small tensors.
         """
-        total = 0.0
+        total = np.zeros(len(self.shapes.table))
         for shape in self._weights:
             part = shape.n_elements * FP32_BYTES / replicas
             total = total + 2.0 * part * (part <= _SMALL_BYTES)
