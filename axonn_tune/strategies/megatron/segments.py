@@ -28,7 +28,6 @@ _SMALL_BYTES = 2**20
 _SHARED_SEGMENT_BYTES = 20 * 2**20
 _LEAST_OWN_BYTES = 10 * 2**20
 _ROUND_BYTES = 2 * 2**20
-_ATTENTION = ("qkv", "proj")
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,8 @@ class Segments:
         if not self._memory.counts_segments:
             return 0.0
         n_gains = self.n_layers * self.shapes.model.norms_per_block + self.last
-        of_attention = sum(x.weight_bytes for x in self._weights if x.linear.name in _ATTENTION)
+        attention = [linear.name for linear in self.shapes.model.attention_linears]
+        of_attention = sum(self.shapes.linears[name].weight_bytes for name in attention)
         of_layer = sum(x.weight_bytes for x in self._weights)
         are_whole = np.all([x.weight_bytes % _ROUND_BYTES == 0 for x in self._weights], axis=0)
         fill_buckets = np.minimum(of_attention, of_layer - of_attention) >= bucket_bytes

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from axonn_tune.spec.names import BACKWARD, FORWARD, RECOMPUTE
-from axonn_tune.strategies.zero.fetches import FetchRules, Gather, Trace
+from axonn_tune.strategies.zero.fetches import FetchRules, Gather, Trace, brought
 from axonn_tune.strategies.zero.held import HeldModel
 
 
@@ -56,10 +56,7 @@ def block_gathers(model: HeldModel, rules: FetchRules) -> BlockGathers:
 
 def _gathers_for(chain: str, gathers: Sequence[Gather], block_elements: float) -> PassGathers:
     """Return how the blocks that are gathered for a pass are."""
-    uses = [(use.elements, n_joined) for use, _, n_joined in gathers if use.chain == chain]
-    elements = sum(each for each, _ in uses)
+    elements, n_calls, joined_share = brought([each for each in gathers if each[0].chain == chain])
     if not elements:
         return PassGathers(0.0, 0.0)
-    n_calls = sum(1.0 / n_joined for _, n_joined in uses)
-    joined = sum(each for each, n_joined in uses if n_joined > 1)
-    return PassGathers(n_calls * block_elements / elements, joined / elements)
+    return PassGathers(n_calls * block_elements / elements, joined_share)

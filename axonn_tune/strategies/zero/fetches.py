@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from axonn_tune.spec.names import BACKWARD, RECOMPUTE
 
@@ -139,15 +140,30 @@ class Use:
 Gather = tuple[Use, Use, int]
 
 
+class Brought(NamedTuple):
+    """What some gathers bring: elements, in how many gathers, and the share that comes joined."""
+
+    elements: float
+    n_gathers: float
+    joined_share: float
+
+
+def brought(gathers: Sequence[Gather]) -> Brought:
+    """Return what some gathers bring; a gather of several matrices is cut into equal parts."""
+    elements = sum(use.elements for use, _, _ in gathers)
+    joined = sum(use.elements for use, _, n_joined in gathers if n_joined > 1)
+    n_gathers = sum(1.0 / n_joined for _, _, n_joined in gathers)
+    return Brought(elements, n_gathers, joined / elements if elements else 0.0)
+
+
 def _gathered_again(again: Sequence[Gather]) -> BackwardFetches:
     """Return the sums of gathers for gradients."""
-    elements = sum(use.elements for use, _, _ in again)
-    joined = sum(use.elements for use, _, n_joined in again if n_joined > 1)
+    elements, n_again, joined_share = brought(again)
     return BackwardFetches(
         again_elements=elements,
-        n_again=sum(1.0 / n_joined for _, _, n_joined in again),
+        n_again=n_again,
         early_again_share=_early_elements(again, BACKWARD) / elements if again else 0.0,
-        joined_again_share=joined / elements if again else 0.0,
+        joined_again_share=joined_share,
     )
 
 
