@@ -8,8 +8,10 @@ import pytest
 from reproduced import LOADERS, timed_runs, words_of_page
 
 from axonn_tune.io.package_data import load_published, note_on_validation
+from axonn_tune.report.reproduce import memory_rows, reproduction_document
 from axonn_tune.reproduce.comparison import grouped
-from axonn_tune.reproduce.nanotron import nanotron, slept, waited
+from axonn_tune.reproduce.nanotron import nanotron, reserved_too_little, slept, waited
+from axonn_tune.reproduce.reproduction import Reproduction
 from axonn_tune.reproduce.results import relative_error
 from axonn_tune.reproduce.steps import group_errors
 from axonn_tune.step.predict import first_stage_bytes
@@ -484,3 +486,146 @@ def test_runs_on_nearly_full_gpus_were_slow(timed):
         "five of them are set apart"
     )
     assert stated in PAGE
+
+
+NOTE_ON_MEMORY = " ".join(note_on_validation("memory-of-nanotron").split())
+LARGE = ROW | {"micro_batch": "2", "memory_gib": "10.0"}
+
+
+@pytest.mark.parametrize(
+    ("gib", "row", "other", "expected"),
+    [
+        ("11.1", {}, {"micro_batch": "1"}, True),
+        ("10.9", {}, {"micro_batch": "1"}, False),
+        ("99.0", {}, {}, False),
+        ("11.1", {"sharded": "no"}, {"sharded": "yes"}, True),
+        ("99.0", {"sharded": "yes"}, {"sharded": "no"}, False),
+        ("99.0", {"sharded": "yes"}, {"sharded": "no", "micro_batch": "1"}, False),
+        ("11.1", {}, {"data": "64"}, True),
+        ("99.0", {}, {"data": "4"}, False),
+        ("99.0", {"data": "4"}, {"micro_batch": "1"}, False),
+        ("11.1", {"data": "4", "sharded": "no"}, {"sharded": "no", "micro_batch": "1"}, True),
+        ("99.0", {}, {"data": "64", "micro_batch": "4"}, False),
+        ("99.0", {"pipeline": "8"}, {"micro_batch": "1"}, False),
+        ("99.0", {"tensor": "4"}, {"micro_batch": "1"}, False),
+        ("99.0", {"model": "8B"}, {"micro_batch": "1"}, False),
+    ],
+)
+def test_a_run_reserved_too_little_if_one_that_needs_less_has_reserved_more(
+    gib, row, other, expected
+):
+    """Over 64 replicas a step has two micro-batches, so that four stages hold two at once."""
+    assert reserved_too_little([LARGE | row, LARGE | other | {"memory_gib": gib}])[0] is expected
+
+
+def errors_of_memory(timed):
+    return [relative_error(each.run, "first_stage_gib", each.prediction) for each in timed]
+
+
+def mean_percent_of(errors):
+    return 100.0 * np.mean(np.abs(errors))
+
+
+def test_runs_that_reserved_too_little_are_set_apart_for_their_memory_alone(rows, timed):
+    too_little = reserved_too_little(rows)
+    is_slow = [
+        waits or (has_slept and row["tensor"] != "32" and row["gpus"] != "512")
+        for row, has_slept, waits in zip(rows, slept(rows), waited(rows), strict=True)
+    ]
+    assert [each.run.is_memory_set_apart for each in timed] == too_little
+    assert [each.run.is_set_apart for each in timed] == is_slow
+    n_both = sum(np.logical_and(too_little, is_slow))
+    said = f"{sum(too_little)} runs are set apart, and {n_both} of them for their time, too"
+    assert said in NOTE_ON_MEMORY
+    note = " ".join(note_on_validation("memory-of-the-measured-steps").split())
+    assert f"leaves out {sum(too_little)} runs of" in note
+
+
+def test_the_table_of_memory_counts_all_runs_and_those_that_are_not_set_apart(timed):
+    kept = [each for each in timed if not each.run.is_memory_set_apart]
+    both = Reproduction([], {"few": kept[:10], "nanotron": timed}, [], {})
+    rows = memory_rows(both)
+    names = [("few", "all"), ("nanotron", "all"), ("nanotron", "all not set apart")]
+    assert [tuple(row[:2]) for row in rows] == names
+    assert [row[2] for row in rows] == ["10", str(len(timed)), str(len(kept))]
+    errors = {
+        "all": mean_percent_of(errors_of_memory(timed)),
+        "kept": mean_percent_of(errors_of_memory(kept)),
+    }
+    assert [row[5] for row in rows[1:]] == [f"{error:.1f}" for error in errors.values()]
+    said = (
+        f"of all {len(timed)} runs is {errors['all']:.2f} %, and that of the {len(kept)} others "
+        f"{errors['kept']:.2f} %"
+    )
+    assert said in NOTE_ON_MEMORY
+    summary = reproduction_document(both)["memory_summary"]
+    assert summary["few"]["not_set_apart"] is None
+    assert summary["nanotron"]["errors"]["n"] == len(timed)
+    assert summary["nanotron"]["not_set_apart"]["ran"] == len(kept)
+    assert 100.0 * summary["nanotron"]["not_set_apart"]["errors"]["mape"] == pytest.approx(
+        errors["kept"]
+    )
+
+
+def test_the_mean_error_hardly_depends_on_the_ratio_that_sets_runs_apart(rows, timed):
+    errors = np.array(errors_of_memory(timed))
+    n_apart, means = {}, []
+    for ratio in (1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3):
+        too_little = np.array(reserved_too_little(rows, ratio))
+        n_apart[ratio] = too_little.sum()
+        means.append(mean_percent_of(errors[~too_little]))
+    said = (
+        f"from 1 ({n_apart[1.0]} runs) to 1.3 ({n_apart[1.3]} runs) gives {min(means):.1f} to "
+        f"{max(means):.1f} %"
+    )
+    assert said in NOTE_ON_MEMORY
+
+
+def test_what_is_said_of_runs_that_reserved_too_little_is_so(rows, timed):
+    apart = [
+        (row, each) for row, each in zip(rows, timed, strict=True) if each.run.is_memory_set_apart
+    ]
+    errors = errors_of_memory([each for _, each in apart])
+    missed = [
+        (100.0 * error, each.measured_seconds / each.predicted_seconds)
+        for error, (_, each) in zip(errors, apart, strict=True)
+        if abs(error) >= 0.1
+    ]
+    percents, ratios = zip(*missed, strict=True)
+    assert f"{len(apart) - len(missed)} of the {len(apart)} are met within 10 %" in NOTE_ON_MEMORY
+    said = (
+        f"The other {len(missed)} are predicted to hold {min(percents):.0f} to "
+        f"{max(percents):.0f} % more than was measured, and took {min(ratios):.1f} to "
+        f"{max(ratios):.1f} times as long"
+    )
+    assert said in NOTE_ON_MEMORY
+    gpu_gib = apart[0][1].run.search.scenario.machine.gpu.memory_bytes.value / 2**30
+    lesser = [
+        max(float(other["memory_gib"]) for other in needing_less(row, rows)) for row, _ in apart
+    ]
+    n_low = sum(gib < gpu_gib / 2 for gib in lesser)
+    assert (
+        f"beside {n_low} of the {len(apart)} no run that needs less reserved half" in NOTE_ON_MEMORY
+    )
+
+
+def needing_less(row, rows):
+    """Return the runs that need strictly less, as a run of almost no memory tells them."""
+    little = row | {"memory_gib": "1e-9"}
+    return [other for other in rows if reserved_too_little([little, other])[0]]
+
+
+def test_what_is_counted_agrees_that_such_runs_need_less(rows, timed):
+    """Without what the host's lead adds. Stages of runs that slept may take one more layer."""
+    needed = [
+        first_stage_bytes(replace(each.prediction, runs_ahead=False))
+        - each.prediction.memory_terms_bytes["held_back"] * (row["pipeline"] == "1")
+        for row, each in zip(rows, timed, strict=True)
+    ]
+    of_row = {id(row): nbytes for row, nbytes in zip(rows, needed, strict=True)}
+    ratios = [
+        of_row[id(other)] / of_row[id(row)] for row in rows for other in needing_less(row, rows)
+    ]
+    assert len(ratios) > 4000
+    assert max(ratios) < 1.04
+    assert sum(ratio > 1.0001 for ratio in ratios) == 2
