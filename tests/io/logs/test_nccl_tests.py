@@ -104,7 +104,7 @@ def test_a_log_without_a_check_of_the_results_is_read(read, nccl_log):
 def test_times_of_the_host_are_refused(read, nccl_log, before):
     """With -C 1, nccl-tests reports how long the host took to issue the collectives."""
     text = _in_columns(nccl_log, "cputime algbw busbw #wrong", "4.0 10.0 17.5 0")
-    with pytest.raises(FileError, match="the column cputime .* without --report_cputime") as error:
+    with pytest.raises(FileError, match=r"the column cputime .* without --report_cputime") as error:
         read(before * nccl_log(2, 4) + text)
     assert "\n" not in str(error.value)
 
