@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from axonn_tune.api.run_labels import run_labels
 from axonn_tune.api.searching import MachineLike
-from axonn_tune.api.table_rows import layout_of, load_runs, model_name, positive, search_of
+from axonn_tune.api.table_rows import load_runs, positive, search_of
 from axonn_tune.errors import AxonnTuneError, InputError
 from axonn_tune.io.files import FileName
 from axonn_tune.reproduce.runs import Run
@@ -48,17 +50,21 @@ def judged_runs(
     table: FileName, machine: MachineLike | None = None, each: Each = iter
 ) -> list[JudgedRun]:
     """Return every run of a table with its prediction; see `score`."""
+    rows = load_runs(table)
     judged = []
-    for number, row in each(list(enumerate(load_runs(table), start=1))):
+    for number, row in each(list(enumerate(rows, start=1))):
         try:
             judged.append(_judged(table, row, machine))
         except AxonnTuneError as error:
             raise InputError(f"{table}: row {number}: {error}") from None
-    return judged
+    return [
+        replace(one, run=replace(one.run, subject=label))
+        for one, label in zip(judged, run_labels(rows), strict=True)
+    ]
 
 
 def _judged(table: FileName, row: Mapping[str, str], machine: MachineLike | None) -> JudgedRun:
-    """Return the run of a row with its prediction."""
+    """Return the run of a row with its prediction; only the whole table tells its name."""
     status = row.get("status", "ok")
     search, layout = search_of(row, machine)
     require_choice("run", "status", status, _STATUSES)
@@ -71,7 +77,7 @@ def _judged(table: FileName, row: Mapping[str, str], machine: MachineLike | None
     run = Run(
         system=engine.title or scenario.strategy.name,
         group=f"{engine.name or scenario.strategy.name} on {scenario.machine.name}",
-        subject=f"{model_name(row)}, {layout_of(row)}, {row['gpus']} GPUs",
+        subject="",
         search=search,
         published=published,
         certainty="table",

@@ -313,6 +313,32 @@ def test_records_have_the_memory_that_the_errors_compare(tmp_path):
     assert scored.memory.errors == pytest.approx((error,))
 
 
+def test_labels_tell_runs_apart_by_the_fewest_facts(tmp_path):
+    base = step("tensor=8").step_seconds
+    rows = [
+        row("tensor=8", base),
+        row("tensor=8", base).replace(",64,1,", ",64,2,"),
+        row("tensor=8", base).replace(",64,1,", ",128,1,"),
+        row("tensor=8", base).replace(",64,1,", ",128,1,").replace("full", "none"),
+        row("tensor=8", 2 * base).replace(",64,1,", ",128,1,").replace("full", "none"),
+        row("tensor=8", base).replace(",64,1,", ",128,,"),
+        row("tensor=4,data=2", base),
+    ]
+    labels = [
+        record["run"] for record in score_records(score(written(tmp_path, *rows), "dgx-h100"))
+    ]
+    alone = "llama3-8b, tensor=8, 8 GPUs"
+    assert labels == [
+        f"{alone}, micro-batch 1, global batch 64",
+        f"{alone}, micro-batch 2",
+        f"{alone}, micro-batch 1, global batch 128, recompute full",
+        f"{alone}, micro-batch 1, global batch 128, recompute none, run 1 of 2",
+        f"{alone}, micro-batch 1, global batch 128, recompute none, run 2 of 2",
+        alone,
+        "llama3-8b, tensor=4,data=2, 8 GPUs",
+    ]
+
+
 def test_a_notebook_shows_a_score_in_one_line(tmp_path):
     """The text of all predictions had 634,000 characters."""
     path = tmp_path / "runs.csv"
