@@ -16,6 +16,8 @@ from axonn_tune.reproduce.score import JudgedRun, Score, score_of
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import Each
 from axonn_tune.spec.checks import require_choice
+from axonn_tune.spec.machine import Machine
+from axonn_tune.units import gib
 
 _STATUSES = ("ok", "oom")
 
@@ -70,7 +72,7 @@ def _judged(table: FileName, row: Mapping[str, str], machine: MachineLike | None
     require_choice("run", "status", status, _STATUSES)
     published = {"step_seconds": positive("step_seconds", row["step_seconds"])}
     if "memory_gib" in row:
-        published["memory_gib"] = positive("memory_gib", row["memory_gib"])
+        published["memory_gib"] = _memory_gib(row["memory_gib"], search.scenario.machine)
     prediction = best_of_layout(search, layout)
     scenario = search.scenario
     engine = scenario.strategy.engine
@@ -85,3 +87,15 @@ def _judged(table: FileName, row: Mapping[str, str], machine: MachineLike | None
     )
     trace = str(Path(table).parent / row["trace"]) if "trace" in row else ""
     return JudgedRun(run, prediction, status == "oom", trace)
+
+
+def _memory_gib(text: str, machine: Machine) -> float:
+    """Return the measured memory in a cell, which a GPU of the run's machine must have."""
+    held = positive("memory_gib", text)
+    largest = gib(machine.gpu.memory_bytes.value)
+    if held > largest:
+        raise InputError(
+            f"memory_gib is '{text[:40]}'; allowed: up to {largest:.4g} GiB, as much as a GPU of "
+            f"{machine.name} has"
+        )
+    return held

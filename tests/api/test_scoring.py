@@ -313,6 +313,31 @@ def test_records_have_the_memory_that_the_errors_compare(tmp_path):
     assert scored.memory.errors == pytest.approx((error,))
 
 
+@pytest.mark.parametrize(
+    ("memory", "machine", "allowed"),
+    [
+        ("7000000", "", "79.65 GiB, as much as a GPU of dgx-h100 has"),
+        ("79.7", "", "79.65 GiB"),
+        ("79.6", "", None),
+        ("79.7", "dgx-h200", None),
+        ("79.6", "perlmutter", "40 GiB, as much as a GPU of perlmutter has"),
+    ],
+)
+def test_no_run_held_more_memory_than_a_gpu_of_its_machine_has(tmp_path, memory, machine, allowed):
+    """The host's memory, 2 TB in a DGX H100, holds nothing of what the column counts."""
+    table = tmp_path / "runs.csv"
+    first = row("tensor=8", 1.5, memory="40")
+    second = row("tensor=8", 1.5, status="oom", memory=memory)
+    table.write_text(f"{HEADER},machine\n{first},\n{second},{machine}\n")
+    if allowed is None:
+        assert len(score(table, "dgx-h100").memory.errors) == 2
+        return
+    with pytest.raises(AxonnTuneError) as refusal:
+        score(table, "dgx-h100")
+    message = f"{table}: row 2: memory_gib is '{memory}'; allowed: up to {allowed}"
+    assert str(refusal.value).startswith(message) and "\n" not in str(refusal.value)
+
+
 def test_labels_tell_runs_apart_by_the_fewest_facts(tmp_path):
     base = step("tensor=8").step_seconds
     rows = [
