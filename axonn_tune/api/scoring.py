@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from axonn_tune.api.run_labels import run_labels
-from axonn_tune.api.searching import MachineLike
+from axonn_tune.api.searching import DEFAULT_MACHINE, MachineLike, loaded_machine
 from axonn_tune.api.table_rows import load_runs, positive, search_of
 from axonn_tune.errors import AxonnTuneError, InputError
 from axonn_tune.io.files import FileName
@@ -17,12 +18,20 @@ from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import Each
 from axonn_tune.spec.checks import require_choice
 from axonn_tune.spec.machine import Machine
-from axonn_tune.units import gib
+from axonn_tune.units import counted, gib
 
 _STATUSES = ("ok", "oom")
+# What passes on a remark, such as which machine was taken.
+Say: TypeAlias = Callable[[str], object]
 
 
-def score(table: FileName, machine: str | None = None, each: Each = iter) -> Score:
+def unsaid(remark: str) -> None:
+    """Drop a remark, as all do that are not a command."""
+
+
+def score(
+    table: FileName, machine: str | None = None, each: Each = iter, say: Say = unsaid
+) -> Score:
     """Predict every run of a table, each at its own layout.
 
     Parameters
@@ -30,9 +39,11 @@ def score(table: FileName, machine: str | None = None, each: Each = iter) -> Sco
     table : path
         A CSV file with a run in each row; docs/score.md says which columns it can have.
     machine : str or None
-        The machine of the rows that name none.
+        The machine of the rows that name none; None stands for Perlmutter.
     each : callable
         What passes the rows on while they are predicted, such as a bar of progress.
+    say : callable
+        What passes a remark on: that the machine of some rows is the default one.
 
     Returns
     -------
@@ -45,18 +56,24 @@ def score(table: FileName, machine: str | None = None, each: Each = iter) -> Sco
     AxonnTuneError
         The table, or a row of it, is wrong; the message names the row.
     """
-    return score_of(judged_runs(table, machine, each))
+    return score_of(judged_runs(table, machine, each, say))
 
 
 def judged_runs(
-    table: FileName, machine: MachineLike | None = None, each: Each = iter
+    table: FileName,
+    machine: MachineLike | None = None,
+    each: Each = iter,
+    say: Say = unsaid,
 ) -> list[JudgedRun]:
     """Return every run of a table with its prediction; see `score`."""
     rows = load_runs(table)
+    if machine is None:
+        _say_default(table, rows, say)
+    given = loaded_machine(machine)
     judged = []
     for number, row in each(list(enumerate(rows, start=1))):
         try:
-            judged.append(_judged(table, row, machine))
+            judged.append(_judged(table, row, given))
         except AxonnTuneError as error:
             raise InputError(f"{table}: row {number}: {error}") from None
     return [
@@ -65,7 +82,17 @@ def judged_runs(
     ]
 
 
-def _judged(table: FileName, row: Mapping[str, str], machine: MachineLike | None) -> JudgedRun:
+def _say_default(table: FileName, rows: Sequence[Mapping[str, str]], say: Say) -> None:
+    """Say how many rows name no machine, so that they are predicted on the default one."""
+    n_unnamed = sum("machine" not in row for row in rows)
+    if n_unnamed:
+        say(
+            f"{table}: {n_unnamed} of {counted(len(rows), 'run')} without a machine: predicted on "
+            f"{DEFAULT_MACHINE} (the default; choose with --machine)"
+        )
+
+
+def _judged(table: FileName, row: Mapping[str, str], machine: Machine) -> JudgedRun:
     """Return the run of a row with its prediction; only the whole table tells its name."""
     status = row.get("status", "ok")
     search, layout = search_of(row, machine)

@@ -313,6 +313,25 @@ def test_records_have_the_memory_that_the_errors_compare(tmp_path):
     assert scored.memory.errors == pytest.approx((error,))
 
 
+def test_the_machine_of_runs_that_name_none_is_said_in_one_line(tmp_path, capsys):
+    table = tmp_path / "runs.csv"
+    header = "model,gpus,layout,global_batch,step_seconds,machine\n"
+    table.write_text(header + "tiny,4,1x1x1x4,8,0.1,\ntiny,4,1x1x1x4,8,0.1,frontier\n")
+    said = (
+        f"axonn-tune: {table}: 1 of 2 runs without a machine: predicted on perlmutter "
+        "(the default; choose with --machine)\n"
+    )
+    code, out, err = run_cli(capsys, "score", table, "--quiet", "--format", "csv")
+    assert (code, err) == (0, said) and "on perlmutter" in out
+    code, out, err = run_cli(capsys, "score", table, "--quiet", "--baseline", table)
+    assert (code, err, out.count("\n")) == (0, 2 * said, 1)
+    _, _, err = run_cli(capsys, "score", table, "--quiet", "--machine", "frontier")
+    assert err == ""
+    table.write_text(header + "tiny,4,1x1x1x4,8,0.1,frontier\n")
+    _, _, err = run_cli(capsys, "score", table, "--quiet")
+    assert err == ""
+
+
 @pytest.mark.parametrize(
     ("memory", "machine", "allowed"),
     [
