@@ -26,7 +26,7 @@ Say: TypeAlias = Callable[[str], object]
 
 
 def unsaid(remark: str) -> None:
-    """Drop a remark, as all do that are not a command."""
+    """Drop a remark: what calls from Python do with it, unless they say otherwise."""
 
 
 def score(
@@ -67,8 +67,6 @@ def judged_runs(
 ) -> list[JudgedRun]:
     """Return every run of a table with its prediction; see `score`."""
     rows = load_runs(table)
-    if machine is None:
-        _say_default(table, rows, say)
     given = loaded_machine(machine)
     judged = []
     for number, row in each(list(enumerate(rows, start=1))):
@@ -76,6 +74,8 @@ def judged_runs(
             judged.append(_judged(table, row, given))
         except AxonnTuneError as error:
             raise InputError(f"{table}: row {number}: {error}") from None
+    if machine is None:
+        _say_default(table, rows, say)
     return [
         replace(one, run=replace(one.run, subject=label))
         for one, label in zip(judged, run_labels(rows), strict=True)

@@ -327,6 +327,9 @@ def test_the_machine_of_runs_that_name_none_is_said_in_one_line(tmp_path, capsys
     assert (code, err, out.count("\n")) == (0, 2 * said, 1)
     _, _, err = run_cli(capsys, "score", table, "--quiet", "--machine", "frontier")
     assert err == ""
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text(header + "tiny,4,1x1x1x4,8,-1,\n")
+    assert_refused(capsys, "score", wrong, "--quiet", culprit="row 1: step_seconds is '-1'")
     table.write_text(header + "tiny,4,1x1x1x4,8,0.1,frontier\n")
     _, _, err = run_cli(capsys, "score", table, "--quiet")
     assert err == ""
