@@ -74,7 +74,7 @@ def test_bad_input_is_one_line(capsys, arguments, culprit):
 @pytest.mark.parametrize("name", ["run.log", "run.csv"])
 @pytest.mark.parametrize("start", ["", "step_seconds\n"], ids=["alone", "behind a header"])
 def test_zeros_without_line_ends_are_refused_at_once(capsys, tmp_path, name, start):
-    """200 MB took 8 s of processor time as a log, and 1.2 GB of memory as a CSV file."""
+    """200 MB took 7 s of processor time as a log, and 1.2 GB of memory as a CSV file."""
     path = tmp_path / name
     with path.open("wb") as file:
         file.write(start.encode())

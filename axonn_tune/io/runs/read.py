@@ -43,7 +43,7 @@ FORMATS = (*_READERS, CSV)
 # Logs of many ranks that print every step.
 LARGEST_LOG_BYTES = 2**28
 # The longest line that makes sense is a document of `run` without line ends. In a line of 200 MB,
-# such as the zeros that a crash may leave of a file, a reader searches for up to 19 seconds.
+# such as the zeros that a crash may leave of a file, a reader searches for up to 17 seconds.
 LONGEST_LINE_BYTES = 2**24
 
 
