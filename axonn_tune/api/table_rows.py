@@ -33,6 +33,8 @@ _SIZES = {
     for field, hint in zip(fields(Model), get_type_hints(Model).values(), strict=True)
     if {hint, *get_args(hint)} & {int, bool, str} and field.name not in _UNREAD
 }
+OPTION_COLUMNS = tuple(_OPTIONS)
+SIZE_COLUMNS = tuple(_SIZES)
 _WHOLE = re.compile(r"^(\d+)\.0+$")
 _MEASURED = ("step_seconds", "memory_gib", "status", "trace")
 # What a log told besides; it enters no prediction.
@@ -47,7 +49,12 @@ def load_runs(table: FileName) -> list[dict[str, str]]:
     FileError
         A column is unknown or missing, or a row leaves a required one empty.
     """
-    known = ("model", "gpus", "machine", "layout", *_OPTIONS, *names_of_axes(), *_SIZES)
+    known = (
+        *("model", "gpus", "machine", "layout"),
+        *OPTION_COLUMNS,
+        *names_of_axes(),
+        *SIZE_COLUMNS,
+    )
     optional = dict.fromkeys((*known, *_MEASURED, *_REMARKS))
     rows = load_table(table, _REQUIRED, [name for name in optional if name not in _REQUIRED])
     return [{name: _without_zeros(name, text) for name, text in row.items()} for row in rows]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from axonn_tune.api.scoring import judged_runs
-from axonn_tune.api.searching import loaded_machine
+from axonn_tune.api.scoring import Say, judged_runs, unsaid
 from axonn_tune.errors import InputError
 from axonn_tune.io.files import FileName
 from axonn_tune.io.kineto import load_trace
@@ -23,7 +22,9 @@ _N_CANDIDATES = 16
 PROFILE_HEADER = "Learned by axonn-tune learn; see `learned` at the end."
 
 
-def learn_from(table: FileName, machine: str | None = None, each: Each = iter) -> Machine:
+def learn_from(
+    table: FileName, machine: str | None = None, each: Each = iter, say: Say = unsaid
+) -> Machine:
     """Return the machine of a table's runs with what these tell of it.
 
     Parameters
@@ -32,19 +33,24 @@ def learn_from(table: FileName, machine: str | None = None, each: Each = iter) -
         A table of runs, as `scoring.score` reads it.
     machine : str or None
         The machine of the rows that name none.
+    say : callable
+        What passes a remark on; see `scoring.score`.
 
     Raises
     ------
     AxonnTuneError
         The table is wrong, or its runs are of several machines or engines.
     """
-    given = loaded_machine(machine)
-    judged = judged_runs(table, given, each)
+    judged = judged_runs(table, machine, each, say)
     return learn(machine_of(judged), trials(judged), each)
 
 
 def watch(
-    table: FileName, baseline: FileName, machine: str | None = None, each: Each = iter
+    table: FileName,
+    baseline: FileName,
+    machine: str | None = None,
+    each: Each = iter,
+    say: Say = unsaid,
 ) -> Drift:
     """Return how the runs of a table changed since those of another one.
 
@@ -54,14 +60,15 @@ def watch(
         Tables of runs, as `scoring.score` reads them.
     machine : str or None
         The machine of the rows that name none.
+    say : callable
+        What passes a remark on; see `scoring.score`.
 
     Raises
     ------
     AxonnTuneError
         A table is wrong, or has no run that ran.
     """
-    given = loaded_machine(machine)
-    earlier, now = (trials(judged_runs(name, given, each)) for name in (baseline, table))
+    earlier, now = (trials(judged_runs(name, machine, each, say)) for name in (baseline, table))
     for name, runs in ((baseline, earlier), (table, now)):
         if not runs:
             raise InputError(f"{name}: no run ran; allowed: a table with runs of status ok")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from axonn_tune.errors import InputError, one_line
+from axonn_tune.errors import InputError
 
 if TYPE_CHECKING:
     from axonn_tune.io.logs import LogOptions
@@ -82,6 +82,7 @@ def import_logs(
     from axonn_tune.calibration.fit.assemble import with_gemm_points, with_link_points
     from axonn_tune.calibration.fit.casts import without_casts
     from axonn_tune.calibration.fit.thin import spread_products, thinned_collectives
+    from axonn_tune.cli.output import say_on_stderr
     from axonn_tune.io.logs import read_logs
     from axonn_tune.io.presets import load_machine
     from axonn_tune.io.yaml_files import save_yaml
@@ -92,7 +93,7 @@ def import_logs(
     base = load_machine(base_name)
     imported = read_logs(paths, base, options)
     for warning in imported.warnings:
-        click.echo(f"axonn-tune: {one_line(warning)}", err=True)
+        say_on_stderr(warning)
     products = imported.gemm_points
     if kept.without_casts:
         products = without_casts(products, base)

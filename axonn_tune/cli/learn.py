@@ -38,11 +38,11 @@ def command(
     from dataclasses import replace
 
     from axonn_tune.api.teaching import PROFILE_HEADER, learn_from
-    from axonn_tune.cli.output import emit_as, say_profile_is_written
+    from axonn_tune.cli.output import emit_as, say_on_stderr, say_profile_is_written
     from axonn_tune.io.yaml_files import save_yaml
     from axonn_tune.report import learn as report
 
-    learnt = learn_from(runs, machine, Progress("Learning", quiet))
+    learnt = learn_from(runs, machine, Progress("Learning", quiet), say_on_stderr)
     if output is not None:
         save_yaml(output, replace(learnt, name=Path(output).stem), PROFILE_HEADER)
     emit_as(

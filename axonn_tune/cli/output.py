@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from axonn_tune.errors import one_line
+
 if TYPE_CHECKING:
     from axonn_tune.search.rank import Detail
 
@@ -149,6 +151,11 @@ def save_plot(path: str | None, draw: Callable[[], Any]) -> None:
         from axonn_tune.report.figure import figure_bytes
 
         write_bytes(path, figure_bytes(draw(), path))
+
+
+def say_on_stderr(remark: str) -> None:
+    """Print a remark in one line beside the result, which pipes and files take without it."""
+    click.echo(f"axonn-tune: {one_line(remark)}", err=True)
 
 
 def say_profile_is_written(path: str) -> None:

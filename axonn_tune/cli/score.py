@@ -79,7 +79,7 @@ def command(
       axonn-tune score tonight.csv --machine dgx-h100 --baseline yesterday.csv
     """
     from axonn_tune.api.scoring import score
-    from axonn_tune.cli.output import check_plot, emit_as, save_plot
+    from axonn_tune.cli.output import check_plot, emit_as, save_plot, say_on_stderr
     from axonn_tune.report import score as report
     from axonn_tune.validation.limits import at_most
 
@@ -90,7 +90,7 @@ def command(
         _watch(runs, baseline, machine, quiet)
         return
     check_plot(plot)
-    scored = score(runs, machine, Progress("Predicting", quiet))
+    scored = score(runs, machine, Progress("Predicting", quiet), say_on_stderr)
     save_plot(plot, lambda: report.score_figure(scored))
     if html is not None:
         _write_page(scored, f"Score of {runs}", by, html)
@@ -111,9 +111,10 @@ def command(
 def _watch(runs: str, baseline: str, machine: str | None, quiet: bool) -> None:
     """Print how runs have changed since a baseline, and end with 1 if they became slower."""
     from axonn_tune.api.teaching import watch
+    from axonn_tune.cli.output import say_on_stderr
     from axonn_tune.report.learn import drift_line
 
-    drift = watch(runs, baseline, machine, Progress("Predicting", quiet))
+    drift = watch(runs, baseline, machine, Progress("Predicting", quiet), say_on_stderr)
     click.echo(drift_line(drift))
     if drift.is_slower:
         sys.exit(1)

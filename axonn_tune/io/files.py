@@ -45,21 +45,30 @@ def require_path(path: FileName) -> None:
         raise FileError("the path of a file is empty; allowed: a path")
 
 
-def read_text(path: FileName, largest_bytes: int = LARGEST_FILE_BYTES) -> str:
+def read_text(
+    path: FileName,
+    largest_bytes: int = LARGEST_FILE_BYTES,
+    longest_line_bytes: int | None = None,
+) -> str:
     """Return the text of a UTF-8 file or of a pipe, without a byte order mark.
 
     Parameters
     ----------
     largest_bytes : int
         The size above which a file is refused.
+    longest_line_bytes : int or None
+        The size of a line above which a file is refused; None allows lines of any size.
 
     Raises
     ------
     FileError
-        The file is missing, cannot be read, is too large, or is not UTF-8.
+        The file is missing, cannot be read, is too large, has too long a line, or is not UTF-8.
     """
     try:
-        return _read_bytes(path, largest_bytes).decode("utf-8-sig")
+        data = _read_bytes(path, largest_bytes)
+        if longest_line_bytes is not None:
+            _require_short_lines(path, data, longest_line_bytes)
+        return data.decode("utf-8-sig")
     except OSError as error:
         raise os_failure(path, "cannot be read", error) from None
     except UnicodeDecodeError as error:
@@ -109,6 +118,22 @@ def _read_bytes(path: FileName, largest_bytes: int) -> bytes:
     if len(data) > largest_bytes:
         raise FileError(f"{os.fspath(path)} is too large; allowed: {largest_bytes >> 20} MiB")
     return data
+
+
+def _require_short_lines(path: FileName, data: bytes, longest_bytes: int) -> None:
+    """Raise FileError if a line is too long; bars of progress end theirs with a carriage return."""
+    start = 0
+    while len(data) - start > longest_bytes:
+        stop = start + longest_bytes + 1
+        end = data.rfind(b"\n", start, stop)
+        if end < 0:
+            end = data.rfind(b"\r", start, stop)
+        if end < 0:
+            line = data.count(b"\n", 0, start) + 1
+            raise FileError(
+                f"{os.fspath(path)}, line {line} is too long; allowed: {longest_bytes >> 20} MiB"
+            )
+        start = end + 1
 
 
 def digest(path: FileName) -> str:

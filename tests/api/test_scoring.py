@@ -313,6 +313,79 @@ def test_records_have_the_memory_that_the_errors_compare(tmp_path):
     assert scored.memory.errors == pytest.approx((error,))
 
 
+def test_the_machine_of_runs_that_name_none_is_said_in_one_line(tmp_path, capsys):
+    table = tmp_path / "runs.csv"
+    header = "model,gpus,layout,global_batch,step_seconds,machine\n"
+    table.write_text(header + "tiny,4,1x1x1x4,8,0.1,\ntiny,4,1x1x1x4,8,0.1,frontier\n")
+    said = (
+        f"axonn-tune: {table}: 1 of 2 runs without a machine: predicted on perlmutter "
+        "(the default; choose with --machine)\n"
+    )
+    code, out, err = run_cli(capsys, "score", table, "--quiet", "--format", "csv")
+    assert (code, err) == (0, said) and "on perlmutter" in out
+    code, out, err = run_cli(capsys, "score", table, "--quiet", "--baseline", table)
+    assert (code, err, out.count("\n")) == (0, 2 * said, 1)
+    _, _, err = run_cli(capsys, "score", table, "--quiet", "--machine", "frontier")
+    assert err == ""
+    wrong = tmp_path / "wrong.csv"
+    wrong.write_text(header + "tiny,4,1x1x1x4,8,-1,\n")
+    assert_refused(capsys, "score", wrong, "--quiet", culprit="row 1: step_seconds is '-1'")
+    table.write_text(header + "tiny,4,1x1x1x4,8,0.1,frontier\n")
+    _, _, err = run_cli(capsys, "score", table, "--quiet")
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("memory", "machine", "allowed"),
+    [
+        ("7000000", "", "79.65 GiB, as much as a GPU of dgx-h100 has"),
+        ("79.7", "", "79.65 GiB"),
+        ("79.6", "", None),
+        ("79.7", "dgx-h200", None),
+        ("79.6", "perlmutter", "40 GiB, as much as a GPU of perlmutter has"),
+    ],
+)
+def test_no_run_held_more_memory_than_a_gpu_of_its_machine_has(tmp_path, memory, machine, allowed):
+    """The host's memory, 2 TB in a DGX H100, holds nothing of what the column counts."""
+    table = tmp_path / "runs.csv"
+    first = row("tensor=8", 1.5, memory="40")
+    second = row("tensor=8", 1.5, status="oom", memory=memory)
+    table.write_text(f"{HEADER},machine\n{first},\n{second},{machine}\n")
+    if allowed is None:
+        assert len(score(table, "dgx-h100").memory.errors) == 2
+        return
+    with pytest.raises(AxonnTuneError) as refusal:
+        score(table, "dgx-h100")
+    message = f"{table}: row 2: memory_gib is '{memory}'; allowed: up to {allowed}"
+    assert str(refusal.value).startswith(message) and "\n" not in str(refusal.value)
+
+
+def test_labels_tell_runs_apart_by_the_fewest_facts(tmp_path):
+    base = step("tensor=8").step_seconds
+    rows = [
+        row("tensor=8", base),
+        row("tensor=8", base).replace(",64,1,", ",64,2,"),
+        row("tensor=8", base).replace(",64,1,", ",128,1,"),
+        row("tensor=8", base).replace(",64,1,", ",128,1,").replace("full", "none"),
+        row("tensor=8", 2 * base).replace(",64,1,", ",128,1,").replace("full", "none"),
+        row("tensor=8", base).replace(",64,1,", ",128,,"),
+        row("tensor=4,data=2", base),
+    ]
+    labels = [
+        record["run"] for record in score_records(score(written(tmp_path, *rows), "dgx-h100"))
+    ]
+    alone = "llama3-8b, tensor=8, 8 GPUs"
+    assert labels == [
+        f"{alone}, micro-batch 1, global batch 64",
+        f"{alone}, micro-batch 2",
+        f"{alone}, micro-batch 1, global batch 128, recompute full",
+        f"{alone}, micro-batch 1, global batch 128, recompute none, run 1 of 2",
+        f"{alone}, micro-batch 1, global batch 128, recompute none, run 2 of 2",
+        alone,
+        "llama3-8b, tensor=4,data=2, 8 GPUs",
+    ]
+
+
 def test_a_notebook_shows_a_score_in_one_line(tmp_path):
     """The text of all predictions had 634,000 characters."""
     path = tmp_path / "runs.csv"

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,20 @@ def test_the_document_of_a_run_is_a_log(capsys, tmp_path):
 )
 def test_bad_input_is_one_line(capsys, arguments, culprit):
     assert_refused(capsys, "runs", *arguments, culprit=culprit)
+
+
+@pytest.mark.parametrize("name", ["run.log", "run.csv"])
+@pytest.mark.parametrize("start", ["", "step_seconds\n"], ids=["alone", "behind a header"])
+def test_zeros_without_line_ends_are_refused_at_once(capsys, tmp_path, name, start):
+    """200 MB took 7 s of processor time as a log, and 1.2 GB of memory as a CSV file."""
+    path = tmp_path / name
+    with path.open("wb") as file:
+        file.write(start.encode())
+        file.truncate(200_000_000)
+    before = time.process_time()
+    line = 1 + start.count("\n")
+    assert_refused(capsys, "runs", path, culprit=f"{name}, line {line} is too long; allowed: 16")
+    assert time.process_time() - before < 1.5
 
 
 def test_a_log_larger_than_the_limit_is_refused(capsys, tmp_path, monkeypatch):

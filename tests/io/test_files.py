@@ -51,6 +51,20 @@ def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
         read_text(path)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_a_line_that_is_too_long_is_refused_by_its_number(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "log"
+    longest = 2**20 - len(end)
+    text = "first\n" + ("x" * longest + end) * 2 + "x" * 2**20
+    path.write_bytes(text.encode())
+    assert read_text(path, longest_line_bytes=2**20).count("x") == 2 * longest + 2**20
+    path.write_bytes((text + "x").encode())
+    line = 2 + 2 * end.count("\n")
+    with pytest.raises(FileError, match=f"log, line {line} is too long; allowed: 1 MiB"):
+        read_text(path, longest_line_bytes=2**20)
+    assert read_text(path).endswith("x")
+
+
 def test_a_pipe_is_read() -> None:
     reading, writing = os.pipe()
     with open(writing, "w") as file:

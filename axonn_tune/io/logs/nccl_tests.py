@@ -2,9 +2,12 @@
 
 The header names every rank with its host. A row holds size, count and type, and then time,
 algbw, busbw and the number of wrong elements, first out of place and then in place. A report of
-single iterations (-I) adds columns to both sets, and timestamps (-S) end the row. Sizes are
-those of full buffers: an all-gather counts all that a rank receives, a reduce-scatter all that
-it sends.
+single iterations (-I) adds columns to both sets, and timestamps (-S) end the row. Without a check
+(-c 0), N/A stands for the number of wrong elements. Sizes are those of full buffers: an all-gather
+counts all that a rank receives, a reduce-scatter all that it sends.
+
+With -C 1 the time is called cputime: it ends when the host has issued the last collective, and not
+when that has run (BenchTime in src/common.cu of nccl-tests).
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from axonn_tune.io.logs.collective_log import (
 )
 
 _RANK = re.compile(r"#\s*Rank\s+\d+\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device")
-_COLUMNS = re.compile(r"#\s*size\s+count\s+type\b.*\btime\s+algbw\s+busbw")
+_COLUMNS = re.compile(r"#\s*size\s+count\s+type\b.*\b(cpu)?time\s+algbw\s+busbw")
 _STARTING = re.compile(r"#\s*Collective test starting:\s*(\S+)")
 _ROW = re.compile(r"\d+\s+\d+\s+\w+")
 _TIME_UNIT = "(us)"
@@ -53,7 +56,7 @@ def parse_nccl_tests(text: str, path: str, kind: str | None) -> CollectiveLog:
     Raises
     ------
     FileError
-        The kind of collective is unknown, or the times are not in microseconds.
+        The kind of collective is unknown, or the times are those of hosts or not in microseconds.
     """
     known_kind = kind
     hosts: list[str] = []
@@ -68,7 +71,12 @@ def parse_nccl_tests(text: str, path: str, kind: str | None) -> CollectiveLog:
         elif rank := _RANK.match(line):
             hosts.append(rank[2])
             groups.add(rank[1])
-        elif _COLUMNS.match(line):
+        elif columns := _COLUMNS.match(line):
+            if columns[1]:
+                raise FileError(
+                    f"{where}: the column cputime has the time of the host, which may end "
+                    "before the collectives do; allowed: times without --report_cputime (-C 1)"
+                )
             place = _place_of_time(line)
             _require_one_group(groups, where)
         elif line.startswith("#"):

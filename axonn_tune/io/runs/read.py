@@ -42,6 +42,9 @@ CSV = "csv"
 FORMATS = (*_READERS, CSV)
 # Logs of many ranks that print every step.
 LARGEST_LOG_BYTES = 2**28
+# The longest line that makes sense is a document of `run` without line ends. In a line of 200 MB,
+# such as the zeros that a crash may leave of a file, a reader searches for up to 17 seconds.
+LONGEST_LINE_BYTES = 2**24
 
 
 def read_runs(
@@ -59,10 +62,10 @@ def read_runs(
     Raises
     ------
     FileError
-        The file cannot be read or recognised.
+        The file cannot be read or recognised, or has a line that no log has.
     """
     name = os.fspath(path)
-    text = without_colors(read_text(path, LARGEST_LOG_BYTES))
+    text = without_colors(read_text(path, LARGEST_LOG_BYTES, LONGEST_LINE_BYTES))
     chosen = log_format or _recognised(text, name)
     if chosen == CSV:
         return parse_csv(text, name, columns or {})

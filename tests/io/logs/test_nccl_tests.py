@@ -93,6 +93,22 @@ def test_wrong_elements_count_also_where_they_are_more_than_six_digits_show(read
         read(text)
 
 
+def test_a_log_without_a_check_of_the_results_is_read(read, nccl_log):
+    """With -c 0, nccl-tests prints N/A for the number of wrong elements."""
+    log = read(_in_columns(nccl_log, "time algbw busbw #wrong", "100.0 10.0 17.5 N/A"))
+    assert [point.seconds for point in log.link_points] == pytest.approx([1e-4])
+    assert not log.warnings
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["alone", "behind a log of times"])
+def test_times_of_the_host_are_refused(read, nccl_log, before):
+    """With -C 1, nccl-tests reports how long the host took to issue the collectives."""
+    text = _in_columns(nccl_log, "cputime algbw busbw #wrong", "4.0 10.0 17.5 0")
+    with pytest.raises(FileError, match=r"the column cputime .* without --report_cputime") as error:
+        read(before * nccl_log(2, 4) + text)
+    assert "\n" not in str(error.value)
+
+
 def test_a_row_without_its_last_cell_is_cut_short(read, nccl_log):
     whole = nccl_log(2, 4)
     points = read(whole + whole.splitlines()[-1].rpartition("0")[0])
