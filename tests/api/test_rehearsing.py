@@ -25,6 +25,7 @@ from axonn_tune.spec.rehearsal import (
 from axonn_tune.step.predict import predict
 from axonn_tune.step.rehearsed import price
 from axonn_tune.validation.rehearsed import compare
+from axonn_tune.validation.runnable import runnable
 
 # Largest error of the planned peak, as a fraction.
 MOST_ERROR = 0.02
@@ -47,11 +48,15 @@ def rehearsed(model, gpus, grid, n_layers=2, **options):
     return rehearse(spec, gpus, grid, **options)[1]
 
 
+def kinds_of(lines):
+    """The kinds of the operations of a comparison."""
+    return {line.subject.kind for line in lines}
+
+
 def assert_agrees(comparison):
     assert not comparison.differing
     assert abs(comparison.memory_error) < MOST_ERROR
-    kinds = {line.subject.kind for line in comparison.lines}
-    assert kinds >= {"product", "attention", "attention backward"}
+    assert kinds_of(comparison.lines) >= {"product", "attention", "attention backward"}
 
 
 @pytest.mark.parametrize(
@@ -147,6 +152,21 @@ def test_a_whole_model_on_many_ranks_agrees():
     assert comparison.rehearsal.n_ranks == 128
 
 
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_tensor_parallelism_forms_the_products_of_the_plan_again(recompute):
+    comparison = rehearsed("5b", 4, "tensor=2,data=2", strategy="megatron-tp", recompute=recompute)
+    assert "product" in kinds_of(comparison.lines) - kinds_of(comparison.differing)
+
+
+def test_what_is_validated_of_fsdp2_forms_the_products_of_the_plan_again():
+    comparison = rehearsed("5b", 4, "shard=4", strategy="zero3", recompute="full")
+    prediction = comparison.prediction
+    scenario = replace(prediction.scenario, strategy=runnable("zero3").strategy)
+    validated = predict(scenario, prediction.configuration)
+    comparison = compare(validated, comparison.rehearsal, comparison.n_microsteps)
+    assert "product" in kinds_of(comparison.lines) - kinds_of(comparison.differing)
+
+
 @pytest.fixture(scope="module")
 def small():
     return rehearsed("5b", 8, "2x2x2x1")
@@ -165,7 +185,7 @@ def test_a_plan_of_another_configuration_is_found_out(small, change, kind):
     prediction = small.prediction
     wrong = predict(prediction.scenario, replace(prediction.configuration, **change))
     comparison = compare(wrong, small.rehearsal, small.n_microsteps)
-    assert kind in {line.subject.kind for line in comparison.differing}
+    assert kind in kinds_of(comparison.differing)
 
 
 @pytest.mark.parametrize(

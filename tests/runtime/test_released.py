@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from build import number, operations, plan_of  # noqa: E402
+from engines.counted_products import Products  # noqa: E402
 from runtime.ranks import on_ranks  # noqa: E402
 
 from axonn_tune.errors import InputError  # noqa: E402
@@ -23,7 +24,7 @@ from axonn_tune.spec.engine import IDEAL  # noqa: E402
 from axonn_tune.spec.job import Job, Overlap  # noqa: E402
 from axonn_tune.spec.layout import Layout, grid_layout  # noqa: E402
 from axonn_tune.spec.model import Model  # noqa: E402
-from axonn_tune.spec.plan import COMPUTE, Collective  # noqa: E402
+from axonn_tune.spec.plan import COMPUTE, Collective, Gemm  # noqa: E402
 from axonn_tune.strategies.axonn.axonn4d import Axonn4D  # noqa: E402
 from axonn_tune.strategies.zero.zero import zero3  # noqa: E402
 from axonn_tune.validation.runnable import runnable  # noqa: E402
@@ -62,8 +63,8 @@ def sent_bytes(recorded):
     return sent
 
 
-def planned_bytes(strategy, request):
-    """The bytes of all collectives of the plan in a step, by the name of their kind and axis."""
+def planned_step(strategy, request):
+    """All operations of the plan in a step."""
     configuration = request.configuration
     plan = plan_of(
         strategy,
@@ -73,10 +74,15 @@ def planned_bytes(strategy, request):
         configuration.recompute,
         **configuration.layout.sizes,
     )
-    layout = configuration.layout
     step = [*operations(plan.microstep)] * int(number(plan.n_microsteps))
+    return [*step, *operations(plan.step_end)]
+
+
+def planned_bytes(strategy, request):
+    """The bytes of all collectives of the plan in a step, by the name of their kind and axis."""
+    layout = request.configuration.layout
     planned = Counter()
-    for op in [*step, *operations(plan.step_end)]:
+    for op in planned_step(strategy, request):
         if isinstance(op, Collective) and prod(map(layout.size, op.axis.split("*"))) > 1:
             planned[names.over_axis(op.kind, op.axis)] += number(op.nbytes)
     return planned
@@ -84,15 +90,21 @@ def planned_bytes(strategy, request):
 
 def check_deepspeed(rank):
     engine = load_engine("deepspeed")
+    n_products = {}
     for recompute in ("none", "full"):
         expected, _ = trained(zero3_request(recompute=recompute))
         request = zero3_request(engine, recompute)
-        curve, recorded = trained(request)
+        with Products() as counted:
+            curve, recorded = trained(request)
+        n_products[recompute] = counted.columns.total()
         torch.testing.assert_close(torch.tensor(curve), torch.tensor(expected))
         sent, planned = sent_bytes(recorded), planned_bytes(zero3(engine), request)
         # The plan sums one norm of 4 bytes, DeepSpeed one of 8 for matrices and one for vectors.
         assert (sent.pop(NORM), planned.pop(NORM)) == (16, NORM_BYTES)
         assert sent == planned
+    plan = planned_step(zero3(engine), request)
+    again = sum(isinstance(op, Gemm) and op.name.startswith(names.RECOMPUTE) for op in plan)
+    assert n_products["full"] - n_products["none"] == N_STEPS * again == N_STEPS * 2 * 8
 
 
 def axonn_request(grid, recompute, tied_embeddings):

@@ -83,6 +83,7 @@ CASES = [
     ("zero3", {"shard": 1, "replica": 4}, "none", False),
     ("megatron", {"tensor": 1, "data": 4}, "none", True),
     ("megatron", {"tensor": 2, "data": 2}, "none", True),
+    ("megatron", {"tensor": 2, "data": 2}, "full", True),
 ]
 
 

@@ -80,7 +80,7 @@ def test_a_block_is_recomputed_up_to_the_input_of_its_last_product(model, layout
 
 @pytest.mark.parametrize(
     "name",
-    ["fsdp2", "fsdp2-eager"]
+    ["fsdp2", "fsdp2-eager", "fms-fsdp", "kempnerforge", "llm-foundry"]
     + [f"torchtitan{end}" for end in ("", "-2025", "-2024", "-2024-eager")],
 )
 def test_engines_with_torchs_checkpoint_leave_out_the_last_product(name):

@@ -93,6 +93,9 @@ class PlainGPT(nn.Module):
     place : callable
         Takes each block as soon as it is built, and returns what runs in its place; so a block can
         be spread over ranks before the next one takes memory.
+    reentrant : bool
+        Whether checkpoints run the whole block again; others stop once the backward pass has all
+        that it reads.
     """
 
     def __init__(
@@ -101,9 +104,11 @@ class PlainGPT(nn.Module):
         attention: str,
         recompute: str,
         place: Callable[[PlainBlock], nn.Module] = lambda block: block,
+        reentrant: bool = False,
     ) -> None:
         super().__init__()
         self._recompute = recompute
+        self._reentrant = reentrant
         self.embedding = nn.Embedding(spec.padded_vocab_size, spec.hidden_size)
         self.position: nn.Parameter | None = None
         if spec.position == "learned":
@@ -141,7 +146,7 @@ class PlainGPT(nn.Module):
             stream = stream + self.position[: tokens.shape[1]]
         for block in self.blocks:
             if self._recompute == "full" and torch.is_grad_enabled():
-                stream = checkpoint(block, stream, use_reentrant=False)
+                stream = checkpoint(block, stream, use_reentrant=self._reentrant)
             else:
                 stream = block(stream)
         return self.head(self.norm(stream))

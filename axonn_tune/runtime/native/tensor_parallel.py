@@ -50,6 +50,7 @@ def tensor_parallel_trainer(request: RunRequest, device: torch.device) -> TorchT
             job.attention,
             request.configuration.recompute,
             lambda block: parallelize_module(block.to(dtype), mesh["tensor"], _BLOCK_STYLES),
+            reentrant=True,  # as Megatron-LM's, which run the whole block again
         )
     model = parallelize_module(model.to(dtype), mesh["tensor"], _END_STYLES)
     model.tie()

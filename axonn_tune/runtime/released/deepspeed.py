@@ -89,8 +89,10 @@ class DeepSpeedTrainer(RecordedTrainer):
         recorder = WaitRecorder(device)
         super().__init__(recorder, request, device, dist.get_world_size(), dist.get_rank())
         self._calls = TorchCalls(recorder, request.configuration.layout, zero3().axes)
-        model = PlainGPT(request.model, request.job.attention, request.configuration.recompute)
-        model = model.initialise(request.seed)
+        # As the plan has it, and the programs of `launch`.
+        model = PlainGPT(
+            request.model, request.job.attention, request.configuration.recompute, reentrant=True
+        ).initialise(request.seed)
         matrices = [weight for weight in model.parameters() if weight.dim() > 1]
         vectors = [weight for weight in model.parameters() if weight.dim() == 1]
         optimizer = adamw([matrices, vectors])
