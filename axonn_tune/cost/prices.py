@@ -112,8 +112,11 @@ class KernelPrices:
         The slowest of all GPUs need not be among those of this one stage. It is among those of the
         others, at the pace of which a pipeline runs whose stages have equal work.
         """
-        of_stage = slowest_rank_factor(self._machine, self._job.n_gpus / table.stages)
-        return np.asarray(of_stage / self._slowest_rank)
+        return self.pace_among(self._job.n_gpus / table.stages)
+
+    def pace_among(self, n_ranks: Size) -> Array:
+        """Return how long kernels take on the slowest of some ranks in terms of `seconds`."""
+        return np.asarray(slowest_rank_factor(self._machine, n_ranks) / self._slowest_rank)
 
     def copy_seconds(self, copy: HostCopy) -> Array:
         """Return the time of a copy between GPU and host, in the shape of its sizes."""

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from axonn_tune.simulate.durations import N_KINDS, kind_of
+from axonn_tune.simulate.durations import N_KINDS, PassSeconds, kind_of
 from axonn_tune.simulate.orders import FORWARD
 from axonn_tune.simulate.pipeline import pipeline_seconds
 from axonn_tune.simulate.pipeline_bound import least_pipeline_seconds
 from axonn_tune.simulate.pipeline_schedule import PipelineShape
-from axonn_tune.simulate.player import Played
 from axonn_tune.spec.candidates import Ints, distinct
-from axonn_tune.spec.plan import Array, Pipeline, Stage, StepPlan
+from axonn_tune.spec.plan import Array, Pipeline, Size, Stage, StepPlan
 
 if TYPE_CHECKING:
-    from axonn_tune.simulate.step import PlayPart, PriceCollective
+    from axonn_tune.simulate.step import PaceAmong, PlayPart, PriceCollective
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +31,7 @@ class Passes:
     n_micro
         Number of micro-batches.
     durations
-        Durations of passes by `kind_of`, shape (kinds, C).
-    alone
-        Durations of those of the warm-up and of the drain with virtual stages, shape (kinds, C).
+        Durations of passes, shape (kinds, C) each.
     transfer_seconds, beside_seconds
         Time of a transfer to the next stage where ranks wait for it, and where they do not.
     handover_seconds
@@ -50,8 +47,7 @@ class Passes:
     schedule: str
     places: tuple[int, ...]
     n_micro: Ints
-    durations: Array
-    alone: Array
+    durations: PassSeconds
     transfer_seconds: Array
     beside_seconds: Array
     handover_seconds: tuple[float, float]
@@ -68,10 +64,9 @@ class Passes:
             seconds[rows] = pipeline_seconds(
                 PipelineShape(n_stages, n_virtual, self.schedule, self.places),
                 self.n_micro[rows],
-                self.durations[:, rows],
+                self.durations.take(rows),
                 self.transfer_seconds[rows],
                 self.beside_seconds[rows],
-                self.alone[:, rows],
                 self.handover_seconds,
             )
         return seconds
@@ -80,8 +75,7 @@ class Passes:
         """Return a time below which `seconds` cannot be."""
         stages = (self.n_stages, self.n_virtual, self.n_micro)
         places = (self.schedule, self.places)
-        durations = np.minimum(self.durations, self.alone)
-        return least_pipeline_seconds(*stages, durations, self.transfer_seconds, *places)
+        return least_pipeline_seconds(*stages, self.durations, self.transfer_seconds, *places)
 
     def joined(self, other: Passes) -> Passes:
         """Return these passes, followed by those of other candidates in the same stages."""
@@ -90,8 +84,7 @@ class Passes:
             n_stages=np.concatenate([self.n_stages, other.n_stages]),
             n_virtual=np.concatenate([self.n_virtual, other.n_virtual]),
             n_micro=np.concatenate([self.n_micro, other.n_micro]),
-            durations=np.concatenate([self.durations, other.durations], axis=1),
-            alone=np.concatenate([self.alone, other.alone], axis=1),
+            durations=self.durations.joined(other.durations),
             transfer_seconds=np.concatenate([self.transfer_seconds, other.transfer_seconds]),
             beside_seconds=np.concatenate([self.beside_seconds, other.beside_seconds]),
             sync_seconds=np.concatenate([self.sync_seconds, other.sync_seconds]),
@@ -105,8 +98,7 @@ class Passes:
             n_stages=self.n_stages[rows],
             n_virtual=self.n_virtual[rows],
             n_micro=self.n_micro[rows],
-            durations=self.durations[:, rows],
-            alone=self.alone[:, rows],
+            durations=self.durations.take(rows),
             transfer_seconds=self.transfer_seconds[rows],
             beside_seconds=self.beside_seconds[rows],
             sync_seconds=self.sync_seconds[rows],
@@ -115,11 +107,10 @@ class Passes:
 
 
 def passes_of(
-    plan: StepPlan, pipeline: Pipeline, play: PlayPart, price: PriceCollective
+    plan: StepPlan, pipeline: Pipeline, play: PlayPart, price: PriceCollective, pace: PaceAmong
 ) -> tuple[Passes, Array]:
     """Play the passes of each stage; return them and their exposed communication."""
     shape = plan.n_microsteps.shape
-    durations = _durations(pipeline, pipeline.stages, play, shape)
     sync = [play(part) for part in pipeline.sync.passes]
     without_sync = [play(part) for part in pipeline.without_sync.passes]
     counts = pipeline.n_synchronised(plan.candidates)
@@ -135,10 +126,14 @@ def passes_of(
             for each, usual in zip(beside, first, strict=True)
         ]
     sync_seconds = sum(additional, start=np.zeros(shape))
-    alone = durations
-    if pipeline.alone:
-        alone = _durations(pipeline, pipeline.alone, play, shape)
-    work = _work(plan, play)
+    own_pace = pace(pipeline.n_in_lockstep(plan.candidates))
+    lone = pipeline.alone or pipeline.stages
+    durations = PassSeconds(
+        usual=_durations(pipeline, pipeline.stages, play, shape),
+        alone=_durations(pipeline, lone, play, shape),
+        filling=_durations(pipeline, lone, play, shape, own_pace),
+    )
+    work_seconds, exposed_seconds = _work(plan, play)
     transfer_seconds = np.broadcast_to(price(pipeline.transfer), shape)
     passes = Passes(
         plan.candidates.stages,
@@ -147,30 +142,36 @@ def passes_of(
         pipeline.places,
         np.rint(plan.n_microsteps).astype(np.int64),
         durations,
-        alone,
         np.where(pipeline.sends_beside, 0.0, transfer_seconds),
         np.where(pipeline.sends_beside, transfer_seconds, 0.0),
         pipeline.handover_seconds,
         sync_seconds,
-        work.seconds,
+        work_seconds,
     )
-    return passes, work.exposed_seconds + sync_seconds
+    return passes, exposed_seconds + sync_seconds
 
 
 def _durations(
-    pipeline: Pipeline, stages: Sequence[Stage], play: PlayPart, shape: tuple[int, ...]
+    pipeline: Pipeline,
+    stages: Sequence[Stage],
+    play: PlayPart,
+    shape: tuple[int, ...],
+    pace: Size = 1.0,
 ) -> Array:
-    """Return the durations of the passes of stages by `kind_of`, shape (kinds, C)."""
+    """Return the durations of the passes of stages at some pace, by `kind_of`, shape (kinds, C)."""
     durations = np.zeros((N_KINDS + kind_of(FORWARD, len(pipeline.others)), *shape))
     for place, stage in enumerate(stages):
         for direction, part in enumerate(pipeline.passes_of(stage)):
-            durations[kind_of(direction, place)] = play(part).seconds
+            durations[kind_of(direction, place)] = play(part).seconds_at(pace)
     return durations
 
 
-def _work(plan: StepPlan, play: PlayPart) -> Played:
-    """Return the time of all passes of a rank of the last stage, without its waits for others."""
+def _work(plan: StepPlan, play: PlayPart) -> tuple[Array, Array]:
+    """Return the time of all passes of a rank of the last stage, and how much of it is exposed.
+
+    Its waits for other ranks are not counted.
+    """
     played = [(times, play(part)) for times, parts in plan.work_of_last_rank for part in parts]
     seconds = sum((times * part.seconds for times, part in played), start=np.zeros(1))
     exposed = sum((times * part.exposed_seconds for times, part in played), start=np.zeros(1))
-    return Played(seconds, exposed)
+    return seconds, exposed

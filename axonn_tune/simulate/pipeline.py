@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from axonn_tune.simulate.durations import table_of_durations
+from axonn_tune.simulate.durations import PassSeconds, table_of_durations
 from axonn_tune.simulate.pipeline_schedule import (
     PipelineSchedule,
     PipelineShape,
@@ -45,9 +45,10 @@ class PlayedPass:
         Number of the micro-batch.
     kind
         Kind of the pass, as `kind_of` numbers it.
-    is_alone
-        Whether it belongs to the warm-up or the drain of a pipeline with virtual stages, so that no
-        other pass can run beside it.
+    setting
+        `ALONE` if it belongs to the warm-up or the drain of a pipeline with virtual stages, so that
+        no other pass can run beside it, `FILLING` if the pipeline fills or drains with it, and
+        `USUAL` otherwise.
     start_seconds, end_seconds
         Times since the start of the first pass.
     arrival_seconds
@@ -59,15 +60,15 @@ class PlayedPass:
     direction: int
     micro_batch: int
     kind: int
-    is_alone: bool
+    setting: int
     start_seconds: float
     end_seconds: float
     arrival_seconds: float
 
     @property
-    def part(self) -> tuple[int, bool]:
-        """The kind of the pass, and whether no other pass can run beside it."""
-        return self.kind, self.is_alone
+    def part(self) -> tuple[int, int]:
+        """The kind of the pass, and its setting."""
+        return self.kind, self.setting
 
     @property
     def is_sent_beside(self) -> bool:
@@ -78,10 +79,9 @@ class PlayedPass:
 def passes(
     shape: PipelineShape,
     n_micro: int,
-    seconds: Array,
+    seconds: PassSeconds,
     transfer_seconds: float,
     beside_seconds: float = 0.0,
-    alone: Array | None = None,
     handover_seconds: tuple[float, float] = NO_HANDOVER,
 ) -> list[PlayedPass]:
     """Return every pass of one candidate, rank by rank in the order in which each rank runs them.
@@ -90,23 +90,18 @@ def passes(
 
     Parameters
     ----------
-    seconds : array, shape (kinds,)
-        Durations of passes, by `kind_of`.
+    seconds : PassSeconds
+        Durations of passes, shape (kinds,) each.
     transfer_seconds : float
         Time of a transfer to the next stage, which is a part of every pass.
-    alone : array, shape (kinds,)
-        Durations of passes of the warm-up and of the drain; by default those of all others.
     beside_seconds, handover_seconds
         They are those of `pipeline_seconds`.
     """
     order = pipeline_schedule(shape, shape.per_flow(n_micro), any(handover_seconds))
     beside = np.full(1, beside_seconds)
-    each, each_alone = (
-        of_kinds[: shape.n_kinds, None]
-        for of_kinds in (seconds, seconds if alone is None else alone)
-    )
+    each = PassSeconds(*(of_kinds[: shape.n_kinds, None] for of_kinds in seconds))
     transfer = np.full(1, transfer_seconds)
-    duration = table_of_durations(each, transfer, beside, each_alone, handover_seconds)
+    duration = table_of_durations(each, transfer, beside, handover_seconds)
     is_second = order.place > 0
     length = duration[order.row, 0]
     of_slot = np.bincount(order.slot, weights=length)[order.slot]
@@ -119,7 +114,7 @@ def passes(
         micro = micro + (stage >= shape.n_stages) * shape.per_flow(n_micro)
         stage = stage % shape.n_stages
     identity = order.rank, stage, order.direction, micro, order.kind
-    columns = *identity, order.is_alone, start, end, arrival
+    columns = *identity, order.setting, start, end, arrival
     return [
         PlayedPass(*each) for each in zip(*(column.tolist() for column in columns), strict=True)
     ]
@@ -128,10 +123,9 @@ def passes(
 def pipeline_seconds(
     shape: PipelineShape,
     n_micro: Ints | int,
-    seconds: Array,
+    seconds: PassSeconds,
     transfer_seconds: Array,
     beside_seconds: Array | None = None,
-    alone: Array | None = None,
     handover_seconds: tuple[float, float] = NO_HANDOVER,
 ) -> Array:
     """Return the time from the first forward to the last backward pass of all ranks.
@@ -143,16 +137,13 @@ def pipeline_seconds(
     ----------
     n_micro : array of int, shape (C,)
         Number of micro-batches.
-    seconds : array, shape (kinds, C)
-        Durations of passes, by `kind_of`.
+    seconds : PassSeconds
+        Durations of passes, shape (kinds, C) each.
     transfer_seconds : array, shape (C,)
         Time from the end of a pass until the neighbour has its result; both ranks wait for it.
     beside_seconds : array, shape (C,)
         Further time until the neighbour has the result of a pass, for which the rank does not wait
         while its forward and backward passes alternate; none without virtual stages.
-    alone : array, shape (kinds, C)
-        Durations of passes of the warm-up and of the drain with virtual stages; by default those
-        of all others.
     handover_seconds : tuple of float
         How long two neighbouring ranks stand still together while one hands the result of a
         forward pass, or of a backward pass, to the other; with 1F1B without virtual stages only.
@@ -162,10 +153,8 @@ def pipeline_seconds(
     ndarray, shape (C,) [s]
     """
     beside = np.zeros_like(transfer_seconds) if beside_seconds is None else beside_seconds
-    usual, of_alone = (
-        each[: shape.n_kinds] for each in (seconds, seconds if alone is None else alone)
-    )
-    duration = table_of_durations(usual, transfer_seconds, beside, of_alone, handover_seconds)
+    each = PassSeconds(*(of_kinds[: shape.n_kinds] for of_kinds in seconds))
+    duration = table_of_durations(each, transfer_seconds, beside, handover_seconds)
     n_micro = shape.per_flow(np.broadcast_to(np.asarray(n_micro), transfer_seconds.shape))
     result = np.empty(n_micro.shape)
     n_played = 2 * shape.micro_of_start + shape.micro_of_state + shape.period

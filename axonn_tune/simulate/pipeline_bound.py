@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from axonn_tune.simulate.durations import FIRST, LAST, MIDDLE, kind_of
+from axonn_tune.simulate.durations import FIRST, LAST, MIDDLE, PassSeconds, kind_of
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT
 from axonn_tune.spec.candidates import Ints
 from axonn_tune.spec.plan import Array
@@ -15,7 +15,7 @@ def least_pipeline_seconds(
     n_stages: Ints | int,
     n_virtual: Ints | int,
     n_micro: Ints | int,
-    seconds: Array,
+    seconds: PassSeconds,
     transfer_seconds: Array,
     schedule: str = ONE_F_ONE_B,
     places: tuple[int, ...] = (),
@@ -32,29 +32,36 @@ def least_pipeline_seconds(
     """
     if schedule == DUALPIPE and places:
         return np.zeros(transfer_seconds.shape)
+    usual = np.minimum(seconds.usual, seconds.alone)
+    filling = np.minimum(usual, seconds.filling)
     if schedule == DUALPIPE:
-        return _least_of_two_flows(n_stages, n_micro, seconds)
+        return _least_of_two_flows(n_stages, n_micro, usual)
     backward = (INPUT, WEIGHT) if schedule == ZB_H1 else (BACKWARD,)
+    whole = (FORWARD, *backward)
     alone = (FORWARD,) if schedule == ZB_H1 else (FORWARD, BACKWARD)
 
-    def seconds_of(directions: tuple[int, ...], place: int) -> Array:
+    def seconds_of(directions: tuple[int, ...], place: int, seconds: Array = usual) -> Array:
         n_sent = sum(direction != WEIGHT for direction in directions)
         each = (seconds[kind_of(direction, place)] for direction in directions)
         return sum(each, start=n_sent * transfer_seconds)
 
     if places:
         n_ranks = int(np.max(n_stages))
-        by_place = [seconds_of((FORWARD, *backward), p) for p in range(max(places) + 1)]
+        by_place = [
+            (n_micro - 1) * seconds_of(whole, place) + seconds_of(whole, place, filling)
+            for place in range(max(places) + 1)
+        ]
         of_ranks = [
-            sum((by_place[p] for p in places[rank::n_ranks]), start=np.zeros(1))
+            sum((by_place[place] for place in places[rank::n_ranks]), start=np.zeros(1))
             for rank in range(n_ranks)
         ]
-        return n_micro * np.maximum.reduce(of_ranks)
-    first, middle, last = (seconds_of((FORWARD, *backward), p) for p in (FIRST, MIDDLE, LAST))
-    before_first, before_middle = seconds_of(alone, FIRST), seconds_of(alone, MIDDLE)
+        return np.maximum.reduce(of_ranks)
+    first, middle, last = (seconds_of(whole, place) for place in (FIRST, MIDDLE, LAST))
+    before_first, before_middle = seconds_of(alone, FIRST), seconds_of(alone, MIDDLE, filling)
     others = (n_virtual - 1) * middle
     of_last = before_first + (n_stages - 2) * before_middle + n_micro * (last + others)
-    of_middle = before_first + (n_stages - 3) * before_middle + n_micro * n_virtual * middle
+    own_of_middle = (n_micro * n_virtual - 1) * middle + seconds_of(whole, MIDDLE, filling)
+    of_middle = before_first + (n_stages - 3) * before_middle + own_of_middle
     least = np.maximum(n_micro * (first + others), of_last)
     return np.where(np.asarray(n_stages) > 2, np.maximum(least, of_middle), least)
 

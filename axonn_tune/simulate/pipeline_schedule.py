@@ -20,9 +20,12 @@ from typing import NamedTuple
 import numpy as np
 
 from axonn_tune.simulate.durations import (
+    ALONE,
+    FILLING,
     FIRST,
     LAST,
     MIDDLE,
+    USUAL,
     IntOrInts,
     kind_of,
     row_of_handover,
@@ -149,9 +152,9 @@ class Level(NamedTuple):
 class PipelineSchedule:
     """The order in which the slots of a pipeline can be played, without their durations.
 
-    rank, slot, place, direction, stage, micro, kind, is_alone, row
+    rank, slot, place, direction, stage, micro, kind, setting, row
         Rank, index of the slot, place in the slot, direction, virtual stage, micro-batch, kind,
-        whether no other pass can run beside it, and row in the table of durations of each pass, the
+        setting (`USUAL`, `ALONE` or `FILLING`), and row in the table of durations of each pass, the
         passes of one rank after those of another.
     rows
         Rows in the table of durations of the passes of each slot, or of its hand-over, shape
@@ -181,7 +184,7 @@ class PipelineSchedule:
     stage: Ints
     micro: Ints
     kind: Ints
-    is_alone: np.ndarray
+    setting: Ints
     row: Ints
     rows: Ints
     is_steady: np.ndarray
@@ -240,7 +243,9 @@ def pipeline_schedule(
     rank_of = np.zeros(n_slots + 1, dtype=np.int64)
     rank_of[slot] = rank
     is_alone = _is_alone(shape, rank, n_micro)
-    row = row_of_pass(shape.n_kinds, kind, place, is_alone)
+    is_filling = _is_filling(shape, direction, stage, micro, n_micro)
+    setting = np.where(is_filling, FILLING, np.where(is_alone, ALONE, USUAL))
+    row = row_of_pass(shape.n_kinds, kind, place, setting)
     rows = np.full((place.max() + 1, n_slots + 1), row_of_nothing(shape.n_kinds))
     rows[place, slot] = row
     rows[0, number[handed]] = row_of_handover(shape.n_kinds, handovers.kind)
@@ -262,7 +267,7 @@ def pipeline_schedule(
         stage,
         micro,
         kind,
-        is_alone,
+        setting,
         row,
         rows,
         is_steady,
@@ -287,6 +292,21 @@ def _is_alone(shape: PipelineShape, rank: Ints, n_micro: int) -> np.ndarray:
     number = np.arange(rank.size) % n_passes
     n_warmup = n_warmup_passes(rank, shape.n_stages, shape.n_virtual, n_micro)
     return (number < n_warmup) | (number >= n_passes - n_warmup)
+
+
+def _is_filling(
+    shape: PipelineShape, direction: Ints, stage: Ints, micro: Ints, n_micro: int
+) -> np.ndarray:
+    """Return whether the pipeline fills or drains with passes of ranks between two ends.
+
+    The last rank waits for the first micro-batch to come through all ranks before it, and the step
+    for the gradient of the last one to come back. The slowest GPU may be in one of these ranks,
+    which is taken to be the first. With DualPipe no such pass is told from others.
+    """
+    is_between = (stage > 0) & (stage < shape.n_stages - 1) & (shape.schedule != DUALPIPE)
+    fills = (direction == FORWARD) & (micro == 0)
+    drains = np.isin(direction, (BACKWARD, INPUT)) & (micro == n_micro - 1)
+    return is_between & (fills | drains)
 
 
 def _needed(index_of: Ints, n_flows: int) -> Ints:

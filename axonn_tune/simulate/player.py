@@ -24,7 +24,7 @@ from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.lanes import ALIKE, LaneSharing
 from axonn_tune.simulate.program import Kernels, OpIndex, PhaseProgram, Program
 from axonn_tune.spec.candidates import Ints
-from axonn_tune.spec.plan import Array
+from axonn_tune.spec.plan import Array, Size
 
 # Two successive repeats of a phase count as equal if they agree to this relative tolerance.
 REPEAT_TOLERANCE = 1e-13
@@ -34,10 +34,22 @@ COMMON_REPEATS = 6
 
 
 class Played(NamedTuple):
-    """The time of a program, and of the compute stream's standstills in it, shape (C,)."""
+    """The times of a program, arrays of shape (C,).
+
+    seconds, exposed_seconds
+        Time of the program, and of the compute stream's standstills in it.
+    paced_seconds
+        How much of the time depends on how fast the GPU runs its kernels: none of it where the host
+        takes longer to issue them.
+    """
 
     seconds: Array
     exposed_seconds: Array
+    paced_seconds: Array
+
+    def seconds_at(self, pace: Size) -> Array:
+        """Return the time if each kernel takes `pace` times as long, shape (C,)."""
+        return self.seconds + (pace - 1.0) * self.paced_seconds
 
 
 def play(
@@ -84,7 +96,7 @@ def play(
             state.compute = np.maximum(state.compute, issued_seconds[i])
         _play_repeated(playable, repeats, state, needed)
     end = np.maximum(_latest([state.compute, *state.lane.values()]), least_seconds)
-    return Played(end, state.idle + (end - state.compute))
+    return Played(end, state.idle + (end - state.compute), state.compute - state.idle)
 
 
 _Key: TypeAlias = str | int | tuple[int, str]

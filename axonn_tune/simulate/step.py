@@ -12,7 +12,7 @@ import numpy as np
 
 from axonn_tune.simulate.player import Played
 from axonn_tune.spec.candidates import Ints
-from axonn_tune.spec.plan import Array, Collective, Part, StepPlan
+from axonn_tune.spec.plan import Array, Collective, Part, Size, StepPlan
 
 if TYPE_CHECKING:
     from axonn_tune.simulate.passes import Passes
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 # Functions from a part of a plan, and from a collective, to their times.
 PlayPart: TypeAlias = Callable[[Part], Played]
 PriceCollective: TypeAlias = Callable[[Collective], Array]
+# A function from a number of ranks that wait for one another to how long kernels take there in
+# terms of their prices, which are those of the slowest of all ranks.
+PaceAmong: TypeAlias = Callable[[Size], Size]
 
 
 class PlayedStep(NamedTuple):
@@ -64,7 +67,9 @@ class PlayedStep(NamedTuple):
         return PlayedStep(self.seconds[rows], self.exposed_seconds[rows], passes)
 
 
-def played_step(plan: StepPlan, play: PlayPart, price: PriceCollective) -> PlayedStep:
+def played_step(
+    plan: StepPlan, play: PlayPart, price: PriceCollective, pace: PaceAmong
+) -> PlayedStep:
     """Play the parts of a step."""
     n_micro = plan.n_microsteps
     end = play(plan.step_end)
@@ -72,7 +77,7 @@ def played_step(plan: StepPlan, play: PlayPart, price: PriceCollective) -> Playe
         # Plans without a pipeline do not need this import, which takes 2 ms.
         from axonn_tune.simulate.passes import passes_of
 
-        passes, exposed = passes_of(plan, plan.pipeline, play, price)
+        passes, exposed = passes_of(plan, plan.pipeline, play, price, pace)
         return PlayedStep(end.seconds, exposed + end.exposed_seconds, passes)
     micro = play(plan.microstep)
     seconds = n_micro * micro.seconds + end.seconds

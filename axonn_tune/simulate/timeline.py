@@ -38,6 +38,11 @@ class Event:
     end_seconds: float
     exposed_seconds: float = 0.0
 
+    def scaled(self, factor: float) -> Event:
+        """Return the event on a timeline whose times are all `factor` times as long."""
+        times = self.start_seconds, self.end_seconds, self.exposed_seconds
+        return Event(self.phase, self.operation, self.lane, *(factor * each for each in times))
+
     @property
     def seconds(self) -> float:
         """The duration of the operation."""

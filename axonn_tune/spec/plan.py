@@ -25,6 +25,7 @@ import numpy.typing as npt
 from axonn_tune.spec import names
 from axonn_tune.spec.blocks import attended_keys
 from axonn_tune.spec.candidates import CandidateTable, Ints
+from axonn_tune.spec.layout import EXPERT
 from axonn_tune.spec.schedule import DUALPIPE, ONE_F_ONE_B, ZB_H1
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -555,6 +556,22 @@ class Pipeline:
         n_forward = np.where(starts_at_once, 1.0, candidates.stages * candidates.n_virtual)
         is_sync = np.where(self.syncs_at_end, 0.0, 1.0)
         return n_forward * is_sync, is_sync
+
+    def n_in_lockstep(self, candidates: CandidateTable) -> Array:
+        """Return how many ranks of a stage wait for one another in each of its passes, shape (C,).
+
+        They are those of the groups of its collectives.
+        """
+        groups = {
+            operation.axis
+            for part in self.first.passes
+            for phase in part.phases
+            for operation in phase.operations
+            if isinstance(operation, Collective)
+        }
+        axes = {axis for group in groups - {EXPERT} for axis in group.split("*")}
+        of_axes = candidates.size("*".join(sorted(axes)))
+        return np.maximum(of_axes, candidates.size(EXPERT)) if EXPERT in groups else of_axes
 
     def stage(self, number: int, n_chunks: int) -> Stage:
         """Return one of so many virtual stages, counted through all ranks."""

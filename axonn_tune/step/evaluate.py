@@ -255,11 +255,12 @@ def least_step(kernels: KernelTimes) -> PlayedStep:
 
     def played(part: Part) -> Played:
         if part.name not in known:
-            known[part.name] = Played(_kernel_seconds(kernels, part) + zeros, zeros)
+            seconds = _kernel_seconds(kernels, part) + zeros
+            known[part.name] = Played(seconds, zeros, seconds)
         return known[part.name]
 
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        return played_step(plan, played, lambda transfer: zeros)
+        return played_step(plan, played, lambda transfer: zeros, kernels.prices.pace_among)
 
 
 def _kernel_seconds(kernels: KernelTimes, part: Part) -> Size:
@@ -313,11 +314,15 @@ class _PlayedChunk:
 
     def steps(self) -> list[PlayedStep]:
         """Return the step on each machine."""
+        each = zip(self._collectives, self._kernel_times, strict=True)
         return [
             played_step(
-                self._plan, partial(self._part, i), partial(prices.seconds, chunk=self._chunk)
+                self._plan,
+                partial(self._part, i),
+                partial(prices.seconds, chunk=self._chunk),
+                kernels.prices.pace_among,
             )
-            for i, prices in enumerate(self._collectives)
+            for i, (prices, kernels) in enumerate(each)
         ]
 
     def _part(self, machine: int, part: Part) -> Played:
@@ -347,9 +352,12 @@ class _PlayedChunk:
         )
         seconds = played.seconds.reshape(least.shape)
         exposed = played.exposed_seconds.reshape(least.shape)
-        for evaluator, seconds_on in zip(self._evaluators, seconds, strict=True):
-            np.maximum(seconds_on, self._host_seconds(evaluator.scenario, part), out=seconds_on)
-        return [Played(*on_machine) for on_machine in zip(seconds, exposed, strict=True)]
+        paced = played.paced_seconds.reshape(least.shape)
+        for evaluator, seconds_on, paced_on in zip(self._evaluators, seconds, paced, strict=True):
+            of_host = self._host_seconds(evaluator.scenario, part)
+            paced_on[seconds_on < of_host] = 0.0
+            np.maximum(seconds_on, of_host, out=seconds_on)
+        return [Played(*on_machine) for on_machine in zip(seconds, exposed, paced, strict=True)]
 
     def _issued(self, phases: Iterable[Phase]) -> Iterator[Phase]:
         """Yield the phases that a candidate of the chunk issues.

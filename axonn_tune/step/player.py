@@ -13,7 +13,7 @@ import numpy as np
 
 from axonn_tune.cost.placements import placement_links
 from axonn_tune.cost.prices import CollectivePrices, KernelPrices, issued_seconds, lanes
-from axonn_tune.simulate.durations import N_KINDS, kind_of
+from axonn_tune.simulate.durations import N_KINDS, PassSeconds, kind_of
 from axonn_tune.simulate.interference import Interference
 from axonn_tune.simulate.orders import FORWARD
 from axonn_tune.simulate.pipeline import PlayedPass, passes
@@ -61,6 +61,19 @@ class PlayedPart:
     def host_seconds(self) -> float:
         """The time by which the host ends later than all events of the part."""
         return self.seconds - max((event.end_seconds for event in self.events), default=0.0)
+
+    def at_pace(self, pace: float) -> PlayedPart:
+        """Return the part with the time that it takes if each kernel takes `pace` times as long.
+
+        This is the time of `Played.seconds_at`. All events become shorter evenly.
+        """
+        if pace == 1.0 or self.host_seconds > 0.0:
+            return self
+        kernels = [event for event in self.events if event.lane == 0]
+        paced_seconds = sum(event.end_seconds - event.start_seconds for event in kernels)
+        seconds = self.seconds + (pace - 1.0) * paced_seconds
+        events = [event.scaled(seconds / self.seconds) for event in self.events]
+        return PlayedPart(events, self.repeats, seconds)
 
 
 @dataclass(frozen=True)
@@ -116,6 +129,10 @@ class PricedPlan:
         shape = self.table.placement.shape
         factor = self._kernels.last_stage_factor(self.table) if part.is_of_last_stage else 1.0
         return np.broadcast_to(factor, shape).tolist()
+
+    def pace_among(self, n_ranks: Array) -> list[float]:
+        """Return how long kernels take on the slowest of some ranks in terms of prices, by row."""
+        return self._kernels.pace_among(n_ranks).tolist()
 
     def _price(self, operation: Operation) -> Array:
         """Return the price of an operation that has not been priced yet."""
@@ -343,26 +360,24 @@ class Player:
 
     def passes(
         self, pipeline: Pipeline, n_micro: int
-    ) -> tuple[list[PlayedPass], dict[tuple[int, bool], PlayedPart]]:
-        """Return the passes of every rank, and the played part of each kind of pass.
-
-        Parts have the kind and whether no other pass can run beside it as their keys.
-        """
+    ) -> tuple[list[PlayedPass], dict[tuple[int, int], PlayedPart]]:
+        """Return the passes of every rank, and the played part of each `PlayedPass.part`."""
+        own_pace = self._priced.pace_among(pipeline.n_in_lockstep(self.table))[self.row]
+        lone = pipeline.alone or pipeline.stages
+        settings = (pipeline.stages, 1.0), (lone, 1.0), (lone, own_pace)
         parts = {
-            (kind_of(direction, place), is_alone): self.play(part, 1)
-            for is_alone, stages in (
-                (False, pipeline.stages),
-                (True, pipeline.alone or pipeline.stages),
-            )
+            (kind_of(direction, place), setting): self.play(part, 1).at_pace(pace)
+            for setting, (stages, pace) in enumerate(settings)
             for place, stage in enumerate(stages)
             for direction, part in enumerate(pipeline.passes_of(stage))
         }
-        seconds = np.zeros((2, N_KINDS + kind_of(FORWARD, len(pipeline.others))))
-        for (kind, is_alone), part in parts.items():
-            seconds[int(is_alone), kind] = part.seconds
+        seconds = np.zeros((len(settings), N_KINDS + kind_of(FORWARD, len(pipeline.others))))
+        for (kind, setting), part in parts.items():
+            seconds[setting, kind] = part.seconds
         transfer = self.seconds_of(pipeline.transfer)
         sends_beside = number(pipeline.sends_beside, self.row)
         held, beside = (0.0, transfer) if sends_beside else (transfer, 0.0)
         shape = PipelineShape(self.n_stages, self._n_virtual, pipeline.schedule, pipeline.places)
         handover = pipeline.handover_seconds
-        return passes(shape, n_micro, seconds[0], held, beside, seconds[1], handover), parts
+        of_passes = PassSeconds(*seconds)
+        return passes(shape, n_micro, of_passes, held, beside, handover), parts

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from axonn_tune.simulate.durations import FIRST, LAST, MIDDLE, N_KINDS, kind_of
+from axonn_tune.simulate.durations import FIRST, LAST, MIDDLE, N_KINDS, PassSeconds, kind_of
 from axonn_tune.simulate.orders import BACKWARD, FORWARD
 from axonn_tune.simulate.pipeline import passes, pipeline_seconds
 from axonn_tune.simulate.pipeline_schedule import PipelineShape
@@ -23,13 +23,15 @@ def durations(forward=1.0, backward=2.0):
 
 
 def total(n_stages, n_micro, seconds, handover=HANDOVER):
-    arguments = PipelineShape(n_stages), n_micro, seconds[:, None], np.zeros(1)
+    arguments = PipelineShape(n_stages), n_micro, PassSeconds.equal(seconds[:, None]), np.zeros(1)
     return pipeline_seconds(*arguments, handover_seconds=handover)[0]
 
 
 def test_two_micro_batches_in_two_stages_are_those_counted_by_hand():
     """Both stages sleep from 1 to 1.4 s, from 4.4 to 5 s, and from 8 to 8.2 s."""
-    played = passes(PipelineShape(2), 2, durations(), 0.0, handover_seconds=HANDOVER)
+    played = passes(
+        PipelineShape(2), 2, PassSeconds.equal(durations()), 0.0, handover_seconds=HANDOVER
+    )
     times = [
         (each.rank, each.direction, each.micro_batch, each.start_seconds, each.end_seconds)
         for each in played

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import whole_seconds
 
-from axonn_tune.simulate.durations import FIRST, LAST, MIDDLE, N_KINDS, kind_of
+from axonn_tune.simulate.durations import FIRST, LAST, MIDDLE, N_KINDS, PassSeconds, kind_of
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT, ordered_passes, rank_order
 from axonn_tune.simulate.pipeline import passes, pipeline_seconds
 from axonn_tune.simulate.pipeline_bound import least_pipeline_seconds
@@ -33,7 +33,9 @@ def durations(forward, inputs, weights):
 
 def bubble(schedule, p, m, forward, inputs, weights):
     seconds = durations(forward, inputs, weights)
-    whole = pipeline_seconds(PipelineShape(p, 1, schedule), m, seconds, np.zeros(1))[0]
+    whole = pipeline_seconds(
+        PipelineShape(p, 1, schedule), m, PassSeconds.equal(seconds), np.zeros(1)
+    )[0]
     return whole - m * (forward + inputs + weights)
 
 
@@ -75,7 +77,9 @@ def test_splitting_never_takes_longer_than_1f1b(p, more, forward, inputs, weight
 @EVERY
 @SHAPES
 def test_each_stage_does_everything_once(schedule, p, m):
-    played = passes(PipelineShape(p, 1, schedule), m, durations(1.0, 1.0, 1.0)[:, 0], 0.0)
+    played = passes(
+        PipelineShape(p, 1, schedule), m, PassSeconds.equal(durations(1.0, 1.0, 1.0)[:, 0]), 0.0
+    )
     done = Counter((each.direction, each.stage, each.micro_batch) for each in played)
     assert set(done.values()) == {1}
     for stage in range(p):
@@ -90,7 +94,7 @@ def test_each_stage_does_everything_once(schedule, p, m):
 def test_nothing_starts_before_what_it_needs(schedule, p, m):
     random = np.random.default_rng(p * m)
     seconds = random.uniform(0.2, 2.0, N_KINDS)
-    played = passes(PipelineShape(p, 1, schedule), m, seconds, 0.1)
+    played = passes(PipelineShape(p, 1, schedule), m, PassSeconds.equal(seconds), 0.1)
     ends = {}
     for each in played:
         direction = BACKWARD if each.direction == INPUT else each.direction
@@ -143,7 +147,7 @@ def test_long_schedules_are_extrapolated_exactly(schedule, p, m):
     transfer = random.uniform(0.0, 0.3, 20)
     shape = PipelineShape(p, 1, schedule)
     whole = whole_seconds(shape, m, seconds, transfer)
-    got = pipeline_seconds(shape, m, seconds, transfer)
+    got = pipeline_seconds(shape, m, PassSeconds.equal(seconds), transfer)
     np.testing.assert_allclose(got, whole, rtol=1e-12)
 
 
@@ -156,7 +160,8 @@ def test_long_schedules_are_extrapolated_exactly(schedule, p, m):
     st.floats(0.0, 0.5),
 )
 def test_no_pipeline_is_faster_than_its_bound(schedule, p, more, seconds, transfer):
-    arguments = 2 * p + 2 * more, np.array(seconds)[:, None], np.array([transfer])
+    of_passes = PassSeconds.equal(np.array(seconds)[:, None])
+    arguments = 2 * p + 2 * more, of_passes, np.array([transfer])
     got = pipeline_seconds(PipelineShape(p, 1, schedule), *arguments)[0]
     assert 0 < least_pipeline_seconds(p, 1, *arguments, schedule)[0] <= got * (1 + 1e-12)
 
@@ -175,7 +180,7 @@ def test_schedules_that_repeat_late_are_extrapolated_exactly(schedule, p, more, 
     seconds, transfer = np.array(seconds)[:, None], np.array([transfer])
     shape = PipelineShape(p, 1, schedule)
     whole = whole_seconds(shape, m, seconds, transfer)
-    got = pipeline_seconds(shape, m, seconds, transfer)
+    got = pipeline_seconds(shape, m, PassSeconds.equal(seconds), transfer)
     np.testing.assert_allclose(got, whole, rtol=1e-11)
 
 
@@ -218,7 +223,7 @@ def test_every_stage_may_have_times_of_its_own(p, v, m):
     places = (0, *random.integers(1, 6, p * v - 2), 2)
     places = tuple(int(place) for place in places)
     seconds = random.uniform(0.2, 2.0, kind_of(FORWARD, 6))
-    arguments = m, seconds[:, None], np.full(1, 0.1)
+    arguments = m, PassSeconds.equal(seconds[:, None]), np.full(1, 0.1)
     got = pipeline_seconds(PipelineShape(p, v, "1f1b", places), *arguments)[0]
     assert got == pytest.approx(plainly(p, v, m, seconds, 0.1, places), rel=1e-9)
     # The bound is the time of the rank with most to do: all others wait in their start and drain.

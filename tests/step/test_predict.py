@@ -25,7 +25,7 @@ def test_a_prediction_is_the_one_of_the_search(search):
     assert alone.step_seconds == pytest.approx(best.step_seconds, rel=1e-13)
 
 
-@pytest.mark.parametrize(("strategy", "n_depths"), [("axonn", 1), ("megatron", 5)])
+@pytest.mark.parametrize(("strategy", "n_depths"), [("axonn", 1), ("megatron", 6)])
 def test_configurations_are_predicted_together_as_one_by_one(strategy, n_depths):
     search = build_search("20b", 32, global_batch=64, strategy=strategy, include_oom=True)
     ranking = rank_candidates(search)

@@ -13,7 +13,7 @@ from axonn_tune.api.searching import build_search
 from axonn_tune.report.trace import trace_document
 from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.rank import rank_candidates
-from axonn_tune.simulate.durations import N_KINDS
+from axonn_tune.simulate.durations import N_KINDS, PassSeconds
 from axonn_tune.simulate.pipeline import passes, pipeline_seconds
 from axonn_tune.simulate.pipeline_schedule import PipelineShape, source_of
 from axonn_tune.spec.measurement import Operation
@@ -194,9 +194,9 @@ def test_passes_of_a_pipeline_end_when_the_pipeline_does():
         seconds = random.uniform(1.0, 2.0, N_KINDS)
         beside = 0.7 if n_virtual > 1 else 0.0
         shape = PipelineShape(n_stages, n_virtual)
-        every = passes(shape, n_micro, seconds, 0.1, beside_seconds=beside)
+        every = passes(shape, n_micro, PassSeconds.equal(seconds), 0.1, beside_seconds=beside)
         end = max(each.end_seconds for each in every)
-        column, transfer = seconds[:, None], np.array([0.1])
+        column, transfer = PassSeconds.equal(seconds[:, None]), np.array([0.1])
         whole = pipeline_seconds(
             shape, n_micro, column, transfer, beside_seconds=np.array([beside])
         )
