@@ -126,12 +126,17 @@ def passes_of(
             for each, usual in zip(beside, first, strict=True)
         ]
     sync_seconds = sum(additional, start=np.zeros(shape))
+    usual, lone = pipeline.stages, pipeline.alone or pipeline.stages
     own_pace = pace(pipeline.n_in_lockstep(plan.candidates))
-    lone = pipeline.alone or pipeline.stages
     durations = PassSeconds(
-        usual=_durations(pipeline, pipeline.stages, play, shape),
+        usual=_durations(pipeline, usual, play, shape),
         alone=_durations(pipeline, lone, play, shape),
-        filling=_durations(pipeline, lone, play, shape, own_pace),
+        # Without virtual stages no pass is said to be alone, not even one that fills the pipeline.
+        filling=np.where(
+            plan.candidates.n_virtual > 1,
+            _durations(pipeline, lone, play, shape, own_pace),
+            _durations(pipeline, usual, play, shape, own_pace),
+        ),
     )
     work_seconds, exposed_seconds = _work(plan, play)
     transfer_seconds = np.broadcast_to(price(pipeline.transfer), shape)

@@ -363,8 +363,9 @@ class Player:
     ) -> tuple[list[PlayedPass], dict[tuple[int, int], PlayedPart]]:
         """Return the passes of every rank, and the played part of each `PlayedPass.part`."""
         own_pace = self._priced.pace_among(pipeline.n_in_lockstep(self.table))[self.row]
-        lone = pipeline.alone or pipeline.stages
-        settings = (pipeline.stages, 1.0), (lone, 1.0), (lone, own_pace)
+        usual, lone = pipeline.stages, pipeline.alone or pipeline.stages
+        filling = lone if self._n_virtual > 1 else usual
+        settings = (usual, 1.0), (lone, 1.0), (filling, own_pace)
         parts = {
             (kind_of(direction, place), setting): self.play(part, 1).at_pace(pace)
             for setting, (stages, pace) in enumerate(settings)

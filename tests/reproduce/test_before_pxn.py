@@ -48,7 +48,7 @@ def test_messages_to_one_other_rank_take_the_nic_beside_their_gpu():
 @pytest.mark.parametrize(
     ("table", "sizes", "bar"),
     [
-        ("megatron_sc21_table1", {"tensor": "4"}, 0.01),
+        ("megatron_sc21_table1", {"tensor": "4"}, 0.02),
         ("vtrain_a100_multi", {"tensor": "4", "parameters_b": "3.6"}, 0.04),
         ("vtrain_a100_multi", {"tensor": "4", "parameters_b": "18.4"}, 0.02),
     ],
