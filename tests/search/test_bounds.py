@@ -10,7 +10,7 @@ from worlds import machine_of, quantity
 from axonn_tune.errors import NoCandidateError
 from axonn_tune.search.bounds import contender_times, every_time
 from axonn_tune.search.rank import _first_of_each
-from axonn_tune.simulate.durations import N_KINDS
+from axonn_tune.simulate.durations import N_KINDS, PassSeconds
 from axonn_tune.simulate.passes import Passes
 from axonn_tune.simulate.step import PlayedStep
 from axonn_tune.spec.job import Job
@@ -125,8 +125,7 @@ def random_steps(random, n_tables, n_candidates):
             schedule=ONE_F_ONE_B,
             places=(),
             n_micro=n_micro,
-            durations=some(0.5, 1.5, N_KINDS) / n_micro,
-            alone=some(0.5, 1.5, N_KINDS) / n_micro,
+            durations=PassSeconds(*(some(0.5, 1.5, N_KINDS) / n_micro for _ in range(3))),
             transfer_seconds=some(0.0, 0.1) / n_micro,
             beside_seconds=some(0.0, 0.1) / n_micro * (n_virtual > 1),
             handover_seconds=(0.02, 0.01) if sleeps else (0.0, 0.0),
