@@ -158,8 +158,8 @@ class MemoryForm:
         Forward passes that the GPU of a stage has finished when its host has issued all that come
         before the first backward pass; None for all of them.
     awaits_messages
-        Whether the host of a stage waits until each message between stages has passed, so that it
-        issues two passes ahead at most.
+        Whether the host of a stage waits until each message between stages has passed, so that its
+        GPU is never a queue of launches behind.
     keeps_transfers
         Whether a stage keeps what it has sent of a micro-batch until that comes back (DeepSpeed at
         2151c787, runtime/pipe/engine.py, pipe_buffers["outputs"]).

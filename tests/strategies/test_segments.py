@@ -209,12 +209,12 @@ def test_a_stage_behind_its_host_has_finished_two_of_the_forward_passes(n_stages
     assert held_back_tensors(behind, none) == pytest.approx(n_tensors)
 
 
-@pytest.mark.parametrize(("n_micro", "n_tensors"), [(1, 6), (8, 6), (9, 12), (16, 12)])
-def test_a_host_that_waits_for_messages_is_two_passes_ahead_at_most(n_micro, n_tensors):
+@pytest.mark.parametrize("n_micro", [1, 8, 16])
+def test_a_host_that_waits_for_messages_is_not_ahead(n_micro):
     ahead = nanotron(16 * n_micro, 16, tensor=4, pipeline=8, data=1)
     waits = with_memory(ahead, awaits_messages=True, finished_passes=None)
     assert ahead.runs_ahead
-    assert held_back_tensors(waits, replace(waits, runs_ahead=False)) == n_tensors
+    assert held_back_tensors(waits, replace(waits, runs_ahead=False)) == 0.0
 
 
 def test_a_host_without_stages_has_no_messages_to_wait_for():

@@ -590,7 +590,8 @@ class Megatron3D:
         stages have a micro-batch, those of the forward pass alone count. Between stages the host
         may need longer than the GPU, and then only forward passes count that the GPU has yet to run
         when the host has issued all that come before the first backward pass. In the first stage
-        each of these reduces and scatters the embedding's output, too.
+        each of these reduces and scatters the embedding's output, too. A host that waits for each
+        message is not ahead.
         """
         memory = self.engine.memory
         most = memory.held_back_tensors
@@ -601,9 +602,8 @@ class Megatron3D:
         n_stages = table.n_stages
         tensor_bytes = shapes.stream_bytes * (table.size("tensor") > 1)
         n_passes = np.where(n_micro > n_stages, 2.0 * n_micro - n_stages, 1.0)
-        if memory.awaits_messages and n_stages > 1:
-            n_passes = np.minimum(n_passes, 2.0)
-        queued = np.minimum(2.0 * n_layers * n_passes, most.value) * tensor_bytes
+        is_free = not memory.awaits_messages or n_stages == 1
+        queued = is_free * np.minimum(2.0 * n_layers * n_passes, most.value) * tensor_bytes
         n_forward = segments.held / max(n_layers, 1)
         n_unfinished = np.maximum(n_forward - value_or(memory.finished_passes, np.inf), 0.0)
         unfinished = np.minimum((2.0 * n_layers + first) * n_unfinished, most.value) * tensor_bytes
