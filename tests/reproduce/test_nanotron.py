@@ -506,7 +506,6 @@ LARGE = ROW | {"micro_batch": "2", "memory_gib": "10.0"}
         ("99.0", {"data": "4"}, {"micro_batch": "1"}, False),
         ("11.1", {"data": "4", "sharded": "no"}, {"sharded": "no", "micro_batch": "1"}, True),
         ("99.0", {}, {"data": "64", "micro_batch": "4"}, False),
-        ("99.0", {"data": "64", "sharded": "no"}, {"data": "2", "sharded": "yes"}, False),
         ("99.0", {"pipeline": "8"}, {"micro_batch": "1"}, False),
         ("99.0", {"tensor": "4"}, {"micro_batch": "1"}, False),
         ("99.0", {"model": "8B"}, {"micro_batch": "1"}, False),
