@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from axonn_tune.reproduce.comparison import (
     summary_of,
 )
 from axonn_tune.reproduce.reproduction import Reproduction
-from axonn_tune.reproduce.score import MemoryVerdicts, memory_groups
+from axonn_tune.reproduce.score import JudgedRun, MemoryVerdicts, memory_verdicts
 from axonn_tune.reproduce.steps import GroupError, TimedRun, group_errors
 from axonn_tune.reproduce.track_record import track_records
 
@@ -46,14 +46,7 @@ STEP_HEADERS = (
     "naive: mean %",
     "assumed",
 )
-MEMORY_HEADERS = (
-    "steps",
-    "group",
-    "ran",
-    "predicted not to fit",
-    "memory measured",
-    *_ERROR_HEADERS,
-)
+MEMORY_HEADERS = ("steps", "ran", "predicted not to fit", "memory measured", *_ERROR_HEADERS)
 # Columns that a table of text leaves out for want of room, the least important first.
 _DROPPABLE = (
     "assumed",
@@ -203,15 +196,21 @@ def memory_rows(reproduction: Reproduction) -> list[list[str]]:
     return [
         [
             name,
-            group,
-            str(verdicts.n_ran),
+            str(len(timed)),
             str(verdicts.n_wrong_oom),
             str(len(verdicts.errors)),
             *_error_cells(summary_of(verdicts.errors)),
         ]
-        for name, timed in reproduction.steps.items()
-        for group, verdicts in memory_groups(timed).items()
+        for name, timed, verdicts in _memory_verdicts(reproduction)
     ]
+
+
+def _memory_verdicts(
+    reproduction: Reproduction,
+) -> Iterator[tuple[str, Sequence[TimedRun], MemoryVerdicts]]:
+    """Yield each table of measured steps, all of which ran, with the verdicts on their memory."""
+    for name, timed in reproduction.steps.items():
+        yield name, timed, memory_verdicts([JudgedRun(t.run, t.prediction) for t in timed])
 
 
 def collective_rows(reproduction: Reproduction, by_ranks: bool) -> list[list[str]]:
@@ -313,7 +312,12 @@ def reproduction_document(reproduction: Reproduction) -> dict[str, Any]:
             for name, timed in reproduction.steps.items()
         },
         "memory_summary": {
-            name: _memory_document(timed) for name, timed in reproduction.steps.items()
+            name: {
+                "ran": len(timed),
+                "predicted_oom": verdicts.n_wrong_oom,
+                "errors": error_record(summary_of(verdicts.errors)),
+            }
+            for name, timed, verdicts in _memory_verdicts(reproduction)
         },
         "collectives_summary": {
             name: [_collective_record(group) for group in collective_errors(timed)]
@@ -386,20 +390,6 @@ def _group_record(group: GroupError) -> dict[str, Any]:
         "regret": group.regret,
         "median_regret": group.median_regret,
         "assumed": ", ".join(group.assumed),
-    }
-
-
-def _memory_document(timed: Sequence[TimedRun]) -> dict[str, Any]:
-    """Return what was predicted of the memory of steps, and of those that no rule sets apart."""
-    everything, *kept = [_memory_record(verdicts) for verdicts in memory_groups(timed).values()]
-    return {**everything, "not_set_apart": kept[0] if kept else None}
-
-
-def _memory_record(verdicts: MemoryVerdicts) -> dict[str, Any]:
-    return {
-        "ran": verdicts.n_ran,
-        "predicted_oom": verdicts.n_wrong_oom,
-        "errors": error_record(summary_of(verdicts.errors)),
     }
 
 

@@ -137,8 +137,9 @@ def _were(number: int) -> str:
 def _memory_text(score: Score) -> str:
     """Return a sentence on what fits, and one on the errors where memory was measured."""
     memory = score.memory
+    n_ran = memory.n_right_ok + memory.n_wrong_oom
     n_oom = memory.n_right_oom + memory.n_wrong_ok
-    text = f"Memory: of {counted(memory.n_ran, 'run')} that ran, "
+    text = f"Memory: of {counted(n_ran, 'run')} that ran, "
     text += f"{_were(memory.n_wrong_oom)} predicted not to fit"
     if n_oom:
         text += f"; of {n_oom} that ran out of memory, {_were(memory.n_wrong_ok)} predicted to fit"

@@ -146,12 +146,3 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
-
-
-def all_and_kept(
-    items: Sequence[Item], is_set_apart: Callable[[Item], bool]
-) -> dict[str, list[Item]]:
-    """Return all items by that name, and those that no rule sets apart, if these are fewer."""
-    kept = [item for item in items if not is_set_apart(item)]
-    without = {"all not set apart": kept} if 0 < len(kept) < len(items) else {}
-    return {"all": list(items), **without}

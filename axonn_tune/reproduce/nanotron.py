@@ -30,9 +30,6 @@ _WAITING_RATIO = 1.3
 # or 8 stages as with 2, as those of runs that slept. Without sleep they are half as long.
 _ALWAYS_SLEEPING_RANKS = 32
 _SLEEPING_REVISION = "nanotron-2024-12"
-# A run reserved too little if one that needs less reserved so much more. Assumed: a run that slept
-# may need 4 % more, since its stages take one more layer, and memories scatter.
-_TOO_LITTLE_RATIO = 1.1
 
 
 def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
@@ -44,8 +41,6 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     Other runs that slept between their stages are set apart, and their hosts wait for each message,
     as in that revision. So are runs without stages whose hosts waited in each collective as hosts
     of stages do. Their own time chose that wait, so that it counts as fitted to them.
-
-    Runs that reserved too little memory are set apart for their memory alone.
 
     Only rank 0, which is in the first stage, wrote down its memory (nanotron 67c5ebb6, helpers.py,
     write_to_csv): what its allocator has reserved at the end of the third step (trainer.py,
@@ -59,8 +54,7 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
     machine = loaders.machine("aws-p5-2024")
     paper = Paper("nanotron", "Ultra-Scale Playbook of Hugging Face (Apache-2.0)", machine)
     fitting = replace(paper, is_fitted=True)
-    rules = slept(rows), waited(rows), reserved_too_little(rows)
-    for row, has_slept, has_waited, has_too_little in zip(rows, *rules, strict=True):
+    for row, has_slept, has_waited in zip(rows, slept(rows), waited(rows), strict=True):
         layout = f"TP {row['tensor']}, PP {row['pipeline']}, DP {row['data']}"
         subject = f"{row['model']}, {layout}, micro-batch {row['micro_batch']}"
         is_scattering = _is_scattering(row)
@@ -78,9 +72,7 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         )
         assumed = ("software",) if sleeps or has_slept or has_waited else ()
         is_set_apart = (has_slept and not sleeps) or has_waited
-        yield replace(
-            run, assumed=assumed, is_set_apart=is_set_apart, is_memory_set_apart=has_too_little
-        )
+        yield replace(run, assumed=assumed, is_set_apart=is_set_apart)
 
 
 def slept(rows: Sequence[Row]) -> list[bool]:
@@ -126,56 +118,6 @@ def waited(rows: Sequence[Row]) -> list[bool]:
     ]
 
 
-def reserved_too_little(rows: Sequence[Row], ratio: float = _TOO_LITTLE_RATIO) -> list[bool]:
-    """Return of each run whether its memory cannot be what its layout needs.
-
-    Another run of the same model, tensor group and number of stages that needs strictly less has
-    then reserved more, by the ratio. There are two reasons. An allocator that runs out of memory
-    gives back what it does not use, so that the third step ends with less than a step needs. And a
-    host that was not ahead of its GPU reserved less from the first step on.
-    """
-    groups = grouped(rows, _kind_of_memory)
-    return [
-        any(
-            float(other["memory_gib"]) > ratio * float(row["memory_gib"])
-            for other in groups[_kind_of_memory(row)]
-            if _needs_less(other, row)
-        )
-        for row in rows
-    ]
-
-
-def _kind_of_memory(row: Row) -> tuple[str, str, str]:
-    """Return what runs have in common whose need of memory can be told apart by their sizes."""
-    return row["model"], row["tensor"], row["pipeline"]
-
-
-def _needs_less(row: Row, other: Row) -> bool:
-    """Return whether a run needs strictly less memory in its first stage than one of its kind.
-
-    It has no larger micro-batch, no more sequences at once, and no more optimizer state. It also
-    has fewer sequences, or it alone shards its states: that more replicas share them is not enough.
-    """
-    sequences, others = _sequences_at_once(row), _sequences_at_once(other)
-    replicas, other_replicas = _sharing_replicas(row), _sharing_replicas(other)
-    has_no_more = (
-        int(row["micro_batch"]) <= int(other["micro_batch"])
-        and sequences <= others
-        and replicas >= other_replicas
-    )
-    return has_no_more and (sequences < others or replicas > other_replicas == 1)
-
-
-def _sequences_at_once(row: Row) -> int:
-    """Return how many sequences the first stage holds at once."""
-    return int(row["micro_batch"]) * min(int(row["pipeline"]), _n_micro_batches(row))
-
-
-def _sharing_replicas(row: Row) -> int:
-    """Return the number of replicas that share one copy of the optimizer's states."""
-    return int(row["data"]) if row["sharded"] == "yes" else 1
-
-
 def _has_stages(row: Row) -> bool:
     """Return whether a run has a pipeline."""
     return int(row["pipeline"]) > 1
@@ -209,12 +151,8 @@ def _slot_seconds(row: Row) -> float:
 
 def _n_slots(row: Row) -> int:
     """Return the number of micro-batches and of the slots that fill the pipeline."""
-    return _n_micro_batches(row) + int(row["pipeline"]) - 1
-
-
-def _n_micro_batches(row: Row) -> int:
-    """Return the number of micro-batches of a replica in a step."""
-    return int(row["global_batch"]) // (int(row["data"]) * int(row["micro_batch"]))
+    sequences = int(row["data"]) * int(row["micro_batch"])
+    return int(row["global_batch"]) // sequences + int(row["pipeline"]) - 1
 
 
 def _search(row: Row, machine: Machine, engine: Engine) -> Search:

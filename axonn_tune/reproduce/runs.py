@@ -59,9 +59,7 @@ class Run:
     is_fitted
         Whether a number was fitted to the run.
     is_set_apart
-        Whether a stated rule, which looks at no prediction, calls the time of the run broken.
-    is_memory_set_apart
-        The same of its memory.
+        Whether a stated rule, which looks at no prediction, calls the run broken.
     """
 
     system: str
@@ -74,7 +72,6 @@ class Run:
     assumed: tuple[str, ...] = ()
     is_fitted: bool = False
     is_set_apart: bool = False
-    is_memory_set_apart: bool = False
 
     def __hash__(self) -> int:
         return hash((self.system, self.group, self.subject, self.source))

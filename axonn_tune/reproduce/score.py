@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from axonn_tune.reproduce.comparison import all_and_kept
 from axonn_tune.reproduce.results import relative_error
 from axonn_tune.reproduce.runs import Run
 from axonn_tune.reproduce.steps import TimedRun, beside_baseline
@@ -35,11 +34,6 @@ class MemoryVerdicts:
     n_right_oom: int
     n_wrong_ok: int
     errors: tuple[float, ...]
-
-    @property
-    def n_ran(self) -> int:
-        """The number of runs that ran."""
-        return self.n_right_ok + self.n_wrong_oom
 
 
 @dataclass(frozen=True)
@@ -110,12 +104,3 @@ def memory_verdicts(judged: Sequence[JudgedRun]) -> MemoryVerdicts:
             if metric in each.run.published
         ),
     )
-
-
-def memory_groups(timed: Sequence[TimedRun]) -> dict[str, MemoryVerdicts]:
-    """Return the verdicts on runs that all ran, and on those whose memory no rule sets apart."""
-    groups = all_and_kept(timed, lambda each: each.run.is_memory_set_apart)
-    return {
-        name: memory_verdicts([JudgedRun(each.run, each.prediction) for each in group])
-        for name, group in groups.items()
-    }

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from axonn_tune.correlation import rank_correlation
-from axonn_tune.reproduce.comparison import (
-    Comparison,
-    ErrorSummary,
-    all_and_kept,
-    grouped,
-    summary_of,
-)
+from axonn_tune.reproduce.comparison import Comparison, ErrorSummary, grouped, summary_of
 from axonn_tune.reproduce.results import compare_number
 from axonn_tune.reproduce.runs import Run
 from axonn_tune.spec.model import Model
@@ -137,8 +131,9 @@ def group_errors(
     timed: Sequence[TimedRun], group_of: Callable[[TimedRun], str] = _own_group
 ) -> list[GroupError]:
     """Return the errors over all runs, over those that no rule sets apart, and over each group."""
-    whole = all_and_kept(timed, lambda each: each.run.is_set_apart)
-    groups = {**whole, **grouped(timed, group_of)}
+    kept = [each for each in timed if not each.run.is_set_apart]
+    without = {"all not set apart": kept} if 0 < len(kept) < len(timed) else {}
+    groups = {"all": list(timed), **without, **grouped(timed, group_of)}
     return [_group_error(name, group) for name, group in groups.items()]
 
 
