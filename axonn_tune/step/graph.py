@@ -102,7 +102,10 @@ class Graph:
         self._before = (self._add(operation, seconds, follows, message, ready_seconds),)
 
     def wait_for(self, collective: Collective, seconds: float) -> None:
-        """Add a collective for which kernels wait; it follows those of its axis beside the parts."""
+        """Add a collective for which kernels wait.
+
+        It follows those of its group that run beside the parts.
+        """
         follows = _distinct(self._before, self._beside.get(collective.axis, ()))
         self._before = (self._add(collective, seconds, follows),)
 
