@@ -35,7 +35,7 @@ def middle_forward(prediction, setting):
     [
         ("20b", {"tensor": 8, "pipeline": 4}, 8),
         ("llama3-8b", {"tensor": 2, "context": 4, "pipeline": 4}, 8),
-        ("mixtral-8x7b", {"tensor": 2, "pipeline": 4, "expert": 8}, 8),
+        ("mixtral-8x7b", {"tensor": 2, "context": 1, "pipeline": 4, "expert": 8}, 8),
     ],
 )
 def test_ranks_that_exchange_something_in_a_pass_wait_for_one_another(model, layout, expected):
