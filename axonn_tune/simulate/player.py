@@ -39,17 +39,22 @@ class Played(NamedTuple):
     seconds, exposed_seconds
         Time of the program, and of the compute stream's standstills in it.
     paced_seconds
-        How much of the time depends on how fast the GPU runs its kernels: none of it where the host
-        takes longer to issue them.
+        How much of the time kernels take that do not end before the GPU waits for the host.
+    host_seconds
+        Time that the host needs to issue the program, below which no pace of the GPU brings it.
     """
 
     seconds: Array
     exposed_seconds: Array
     paced_seconds: Array
+    host_seconds: Array | float = 0.0
 
     def seconds_at(self, pace: Size) -> Array:
-        """Return the time if each kernel takes `pace` times as long, shape (C,)."""
-        return self.seconds + (pace - 1.0) * self.paced_seconds
+        """Return the time if each kernel takes `pace` times as long, shape (C,).
+
+        Standstills of the compute stream stay as long as they are.
+        """
+        return np.maximum(self.seconds + (pace - 1.0) * self.paced_seconds, self.host_seconds)
 
 
 def play(
@@ -83,6 +88,7 @@ def play(
     """
     zeros = np.zeros(shape)
     state = _State(zeros, zeros, dict.fromkeys(program.lanes, zeros))
+    busy_before = zeros
     phases = zip(program.phases, program.repeats, program.needed, strict=True)
     for i, (phase, repeats, needed) in enumerate(phases):
         durations = [
@@ -93,10 +99,13 @@ def play(
         ]
         playable = _Playable(phase, durations, interference, sharing)
         if issued_seconds:
-            state.compute = np.maximum(state.compute, issued_seconds[i])
+            start = np.maximum(state.compute, issued_seconds[i])
+            busy_before = np.where(start > state.compute, start - state.idle, busy_before)
+            state.compute = start
         _play_repeated(playable, repeats, state, needed)
     end = np.maximum(_latest([state.compute, *state.lane.values()]), least_seconds)
-    return Played(end, state.idle + (end - state.compute), state.compute - state.idle)
+    paced = state.compute - state.idle - busy_before
+    return Played(end, state.idle + (end - state.compute), paced)
 
 
 _Key: TypeAlias = str | int | tuple[int, str]

@@ -353,11 +353,13 @@ class _PlayedChunk:
         seconds = played.seconds.reshape(least.shape)
         exposed = played.exposed_seconds.reshape(least.shape)
         paced = played.paced_seconds.reshape(least.shape)
-        for evaluator, seconds_on, paced_on in zip(self._evaluators, seconds, paced, strict=True):
-            of_host = self._host_seconds(evaluator.scenario, part)
-            paced_on[seconds_on < of_host] = 0.0
-            np.maximum(seconds_on, of_host, out=seconds_on)
-        return [Played(*on_machine) for on_machine in zip(seconds, exposed, paced, strict=True)]
+        of_host = [self._host_seconds(each.scenario, part) for each in self._evaluators]
+        return [
+            Played(np.maximum(seconds_on, of_host_on), exposed_on, paced_on, of_host_on)
+            for seconds_on, exposed_on, paced_on, of_host_on in zip(
+                seconds, exposed, paced, of_host, strict=True
+            )
+        ]
 
     def _issued(self, phases: Iterable[Phase]) -> Iterator[Phase]:
         """Yield the phases that a candidate of the chunk issues.

@@ -101,6 +101,14 @@ class Graph:
         follows = self._before
         self._before = (self._add(operation, seconds, follows, message, ready_seconds),)
 
+    def wait_for(self, collective: Collective, seconds: float) -> None:
+        """Add a collective for which kernels wait.
+
+        It follows those of its group that run beside the parts.
+        """
+        follows = _distinct(self._before, self._beside.get(collective.axis, ()))
+        self._before = (self._add(collective, seconds, follows),)
+
     def run_beside(self, collectives: Iterable[tuple[Collective, float]]) -> None:
         """Add collectives with their seconds, for which no kernel waits until `join`.
 

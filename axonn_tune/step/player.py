@@ -51,11 +51,14 @@ class PlayedPart:
     seconds
         Time from idle streams to idle streams; because of the host it can be longer than the
         events take.
+    issuing_seconds
+        Time that the host needs to issue the part.
     """
 
     events: list[Event]
     repeats: int
     seconds: float
+    issuing_seconds: float
 
     @property
     def host_seconds(self) -> float:
@@ -69,11 +72,12 @@ class PlayedPart:
         """
         if pace == 1.0 or self.host_seconds > 0.0:
             return self
-        kernels = [event for event in self.events if event.lane == 0]
+        awaited = [n for n, event in enumerate(self.events, 1) if event.operation.name == HOST]
+        kernels = [event for event in self.events[max(awaited, default=0) :] if event.lane == 0]
         paced_seconds = sum(event.end_seconds - event.start_seconds for event in kernels)
-        seconds = self.seconds + (pace - 1.0) * paced_seconds
+        seconds = max(self.seconds + (pace - 1.0) * paced_seconds, self.issuing_seconds)
         events = [event.scaled(seconds / self.seconds) for event in self.events]
-        return PlayedPart(events, self.repeats, seconds)
+        return replace(self, events=events, seconds=seconds)
 
 
 @dataclass(frozen=True)
@@ -230,7 +234,7 @@ class Player:
         issued = self._issued_seconds(part)
         events = timeline(self.phases(part), *self._conditions(part), of_links, issued)
         end = max((event.end_seconds for event in events), default=0.0)
-        return PlayedPart(events, repeats, max(of_host, end))
+        return PlayedPart(events, repeats, max(of_host, end), of_host)
 
     def summed(self, part: Part, repeats: float) -> SummedPart:
         """Play a part and add up its events."""

@@ -7,8 +7,8 @@ each pass.
 The prediction assumes that collectives which gather new weights and reduce gradients during the
 passes are hidden, except those of the first stage. So the graph of any other stage issues them
 before its first and after its last pass, and nothing waits for them until all passes of their rank
-have ended. Where the first micro-batch waits for new weights in each stage, a message comes later
-by all the waits before its pass.
+have ended. Where the first micro-batch waits for new weights in each stage, it waits for the first
+of these collectives, as long as in the first stage.
 """
 
 from __future__ import annotations
@@ -118,13 +118,19 @@ class _Passes:
         transfer = self._pipeline.transfer
         seconds = 0.0 if each.is_sent_beside else self._player.seconds_of(transfer)
         identity = _identity(each)
-        if identity == (FORWARD, each.stage, 0):
-            graph.run_beside(self._hidden(FORWARD, each.stage))
+        gathers = list(self._hidden(*identity[:2])) if identity == (FORWARD, each.stage, 0) else []
+        awaits_gather = bool(gathers) and each.stage < self._n_delays and self._delay_seconds > 0
+        if not awaits_gather:
+            graph.run_beside(gathers)
         source = source_of(*identity, self._last)
         if source is not None and source[1] != each.stage:
             ready = self._played[self._number[source]].arrival_seconds + self._delay(each)
             graph.transfer(transfer, seconds, self._message(False, source, source[1]), ready)
             seconds = 0.0
+        if awaits_gather:
+            (gather, _), *others = gathers
+            graph.wait_for(gather, self._delay_seconds)
+            graph.run_beside(others)
         graph.play(self._synchronising.get(identity, self._parts[each.part]))
         if identity == (BACKWARD, each.stage, self._n_micro - 1):
             graph.run_beside(self._hidden(BACKWARD, each.stage))
@@ -133,12 +139,12 @@ class _Passes:
             graph.transfer(transfer, seconds, self._message(True, identity, target))
 
     def _delay(self, each: PlayedPass) -> float:
-        """Return how much later a pass begins than in the schedule.
+        """Return how much later what a pass receives arrives than in the schedule.
 
-        The micro-batches of the first round wait only in the stages that they have reached.
+        The micro-batches of the first round wait only in the stages that they have left.
         """
         is_early = each.direction == FORWARD and each.micro_batch < self._n_stages
-        n_delays = min(each.stage + 1, self._n_delays) if is_early else self._n_delays
+        n_delays = min(each.stage, self._n_delays) if is_early else self._n_delays
         return n_delays * self._delay_seconds
 
     def _message(self, is_sent: bool, sender: Pass, stage: int) -> Message:

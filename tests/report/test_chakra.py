@@ -232,6 +232,14 @@ def test_engines_and_machines_with_more_effects_replay_as_well(strategy, machine
     assert last == pytest.approx(1e6 * written.prediction.step_seconds, abs=2)
 
 
+@pytest.mark.parametrize("virtual_stages", [1, 2])
+def test_the_first_micro_batch_waits_for_new_weights_in_each_stage_that_it_reaches(virtual_stages):
+    written = Written("megatron", machine="dgx-h100", virtual_stages=virtual_stages)
+    ends = play(written.traces, written.groups)
+    last = max(end for of_rank in ends.values() for end in of_rank.values())
+    assert last == pytest.approx(1e6 * written.prediction.step_seconds, abs=2)
+
+
 def test_some_ranks_have_the_same_files_as_among_all():
     prediction = best_of_layout(
         build_search("tiny", 8, strategy="megatron", global_batch=8), "tensor=2,data=2,pipeline=2"

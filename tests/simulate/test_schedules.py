@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipelines import whole_seconds
 
-from axonn_tune.simulate.durations import FIRST, LAST, MIDDLE, N_KINDS, PassSeconds, kind_of
+from axonn_tune.simulate.durations import (
+    FILLING,
+    FIRST,
+    LAST,
+    MIDDLE,
+    N_KINDS,
+    PassSeconds,
+    kind_of,
+)
 from axonn_tune.simulate.orders import BACKWARD, FORWARD, INPUT, WEIGHT, ordered_passes, rank_order
 from axonn_tune.simulate.pipeline import passes, pipeline_seconds
 from axonn_tune.simulate.pipeline_bound import least_pipeline_seconds
@@ -234,3 +242,34 @@ def test_every_stage_may_have_times_of_its_own(p, v, m):
     least = least_pipeline_seconds(p, v, *arguments, "1f1b", places)[0]
     assert least == pytest.approx(m * max(of_ranks))
     assert least <= got
+
+
+@pytest.mark.parametrize(
+    ("schedule", "v", "backward"),
+    [("1f1b", 1, BACKWARD), ("1f1b", 2, BACKWARD), ("zb-h1", 1, INPUT), ("dualpipe", 1, None)],
+)
+def test_a_pipeline_fills_and_drains_with_one_pass_of_each_rank_between(schedule, v, backward):
+    """With several virtual stages it is that of the first one; with two flows there is none."""
+    p, m = 4, 16
+    seconds = PassSeconds.equal(durations(1.0, 1.0, 1.0)[:, 0])
+    played = passes(PipelineShape(p, v, schedule), m, seconds, 0.0)
+    filling = {
+        (each.stage, each.direction, each.micro_batch) for each in played if each.setting == FILLING
+    }
+    ends = ((FORWARD, 0), (backward, m - 1))
+    between = range(1, p - 1) if backward is not None else ()
+    assert filling == {(stage, *each) for stage in between for each in ends}
+
+
+def test_a_long_stage_between_bounds_a_pipeline_that_fills_faster():
+    usual = np.tile([[1.0], [2.0], [1.0], [1.0]], (3, 1))
+    usual[kind_of(FORWARD, MIDDLE)] = 10.0
+    usual[kind_of(BACKWARD, MIDDLE)] = 20.0
+    seconds, none = PassSeconds(usual, usual, 0.9 * usual), np.zeros(1)
+    got = pipeline_seconds(PipelineShape(3), 12, seconds, none)[0]
+    own = 12 * 30.0 - 3.0
+    assert got == pytest.approx(1.0 + own + 2.0)
+    assert least_pipeline_seconds(3, 1, 12, seconds, none)[0] == pytest.approx(got)
+    assert least_pipeline_seconds(3, 1, 12, seconds, none, places=(0, 1, 2))[0] == pytest.approx(
+        own
+    )
