@@ -117,12 +117,16 @@ def _judged(table: FileName, row: Mapping[str, str], machine: Machine) -> Judged
 
 
 def _memory_gib(text: str, machine: Machine) -> float:
-    """Return the measured memory in a cell, which a GPU of the run's machine must have."""
+    """Return the measured memory in a cell.
+
+    A GPU of the run may have more than that of the profile: some H100 have 96 GB. Above twice the
+    memory of the profile's GPU, the number must have another unit.
+    """
     held = positive("memory_gib", text)
-    largest = gib(machine.gpu.memory_bytes.value)
+    largest = 2.0 * gib(machine.gpu.memory_bytes.value)
     if held > largest:
         raise InputError(
-            f"memory_gib is '{text[:40]}'; allowed: up to {largest:.4g} GiB, as much as a GPU of "
-            f"{machine.name} has"
+            f"memory_gib is '{text[:40]}'; allowed: up to {largest:.4g} GiB, twice the memory of a "
+            f"GPU of {machine.name}"
         )
     return held

@@ -338,14 +338,16 @@ def test_the_machine_of_runs_that_name_none_is_said_in_one_line(tmp_path, capsys
 @pytest.mark.parametrize(
     ("memory", "machine", "allowed"),
     [
-        ("7000000", "", "79.65 GiB, as much as a GPU of dgx-h100 has"),
-        ("79.7", "", "79.65 GiB"),
-        ("79.6", "", None),
-        ("79.7", "dgx-h200", None),
-        ("79.6", "perlmutter", "40 GiB, as much as a GPU of perlmutter has"),
+        ("7000000", "", "159.3 GiB, twice the memory of a GPU of dgx-h100"),
+        ("159.4", "", "159.3 GiB"),
+        ("82.4", "", None),
+        ("159.4", "dgx-h200", None),
+        ("82.4", "perlmutter", "80 GiB, twice the memory of a GPU of perlmutter"),
     ],
 )
-def test_no_run_held_more_memory_than_a_gpu_of_its_machine_has(tmp_path, memory, machine, allowed):
+def test_no_run_held_more_than_twice_the_memory_of_a_gpu_of_its_machine(
+    tmp_path, memory, machine, allowed
+):
     """The host's memory, 2 TB in a DGX H100, holds nothing of what the column counts."""
     table = tmp_path / "runs.csv"
     first = row("tensor=8", 1.5, memory="40")
