@@ -159,7 +159,7 @@ def test_an_interrupt_while_ranks_start_is_silent_and_leaves_none(find, count, d
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     code, output, errors = ended(process)
     assert (code, output, errors.strip()) == (130, "", "")
-    assert all_end(others, seconds=5)
+    assert all_end(others, seconds=15)
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_no_rank_survives_a_launcher_that_is_killed_while_they_start(find, count
     others = wait_for_processes(process, find, count)
     time.sleep(delay_seconds)
     process.kill()
-    assert all_end(others, seconds=3)
+    assert all_end(others, seconds=15)
     ended(process)
 
 
