@@ -370,8 +370,13 @@ class Player:
         usual, lone = pipeline.stages, pipeline.alone or pipeline.stages
         filling = lone if self._n_virtual > 1 else usual
         settings = (usual, 1.0), (lone, 1.0), (filling, own_pace)
+        played = {
+            part.name: self.play(part, 1)
+            for stage in {*usual, *lone}
+            for part in pipeline.passes_of(stage)
+        }
         parts = {
-            (kind_of(direction, place), setting): self.play(part, 1).at_pace(pace)
+            (kind_of(direction, place), setting): played[part.name].at_pace(pace)
             for setting, (stages, pace) in enumerate(settings)
             for place, stage in enumerate(stages)
             for direction, part in enumerate(pipeline.passes_of(stage))
