@@ -292,7 +292,7 @@ def vtrain(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
         _before_pxn(loaders.machine("a100-800g")),
         assumed=("vocabulary", "recomputation", "software"),
     )
-    strategy = megatron_of(loaders.engine("megatron-2021"), n_virtual=(1,))
+    strategy = megatron_of(loaders.engine("megatron-deepspeed"), n_virtual=(1,))
     for row in rows:
         model = gpt(row, int(row["seq_len"]))
         scenario = Scenario(model, fp16_job(row, model.seq_len), paper.machine, strategy)

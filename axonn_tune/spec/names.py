@@ -119,7 +119,7 @@ def forms_weight_gradient(name: str) -> bool:
 
 
 def bias(owner: str) -> str:
-    """Return the name of the kernel that sums the gradient of a layer's bias."""
+    """Return the name of the kernel that adds a layer's bias, or sums its gradient."""
     return f"{owner}.bias"
 
 

@@ -222,6 +222,8 @@ class MegatronProgram(SharedFacts):
         Whether heads are copied into the order that fused attention reads, and the output of
         attention into the order of the tokens, and whether the gradients of queries, keys and
         values are joined for the product that formed them.
+    adds_qkv_bias
+        Whether a kernel of its own adds the bias of queries, keys and values to their product.
     biases_scores
         Whether each head adds a bias to its scores (ALiBi) where attention is not fused: torch
         copies the bias to all queries, and the product adds to these copies (pytorch at 002253ce,
@@ -305,6 +307,7 @@ class MegatronProgram(SharedFacts):
     overlaps_tensor: bool = False
     experts_at_once: int = 4
     orders_heads: bool = False
+    adds_qkv_bias: bool = False
     biases_scores: bool = False
     casts_in_activations: bool = False
     fuses_adapters: bool = False

@@ -74,6 +74,19 @@ def ordered_heads(
         host.memory_bound(names.of_layer(chain, "attention_join"), 2.0 * heads, "copy")
 
 
+def add_qkv_bias(host: HostProgram, shapes: Shapes, chain: str) -> None:
+    """Add the bias of queries, keys and values to their product, in a kernel of its own.
+
+    It reads and writes the product, and broadcasts the bias, so that it handles one element at a
+    time.
+    """
+    heads = shapes.linears.get("qkv")
+    if chain != BACKWARD and heads is not None and heads.linear.bias:
+        nbytes = 2.0 * heads.output_bytes
+        name = names.bias(names.of_layer(chain, "qkv"))
+        host.memory_bound(name, nbytes, "add", strided_bytes=nbytes)
+
+
 def bias_scores(host: HostProgram, shapes: Shapes, chain: str) -> None:
     """Copy a bias of each head to all queries, and read the copies to add the scores to them.
 

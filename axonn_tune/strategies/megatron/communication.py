@@ -10,7 +10,12 @@ from axonn_tune.spec.job import Overlap
 from axonn_tune.spec.layout import EXPERT
 from axonn_tune.spec.names import BACKWARD, COMBINE, DISPATCH, PROBABILITIES, RECOMPUTE
 from axonn_tune.spec.plan import Array, Size
-from axonn_tune.strategies.attention import bias_scores, copied_heads, ordered_heads
+from axonn_tune.strategies.attention import (
+    add_qkv_bias,
+    bias_scores,
+    copied_heads,
+    ordered_heads,
+)
 from axonn_tune.strategies.communication import Weight
 from axonn_tune.strategies.context import context_parallelism
 from axonn_tune.strategies.megatron.replicas import (
@@ -249,6 +254,8 @@ class MegatronCommunication(ReplicaCommunication):
     def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Run attention over sequences that the context group shares, if it is fused."""
         program = self.options.engine.megatron
+        if program.adds_qkv_bias:
+            add_qkv_bias(host, self.shapes, chain)
         with ordered_heads(host, self.shapes, chain, program.orders_heads):
             if self.shapes.job.attention == "unfused":
                 if program.biases_scores:
