@@ -21,6 +21,9 @@ from axonn_tune.strategies.megatron.megatron3d import Megatron3D, megatron_of
 # What NCCL expects of the link between two sockets of AMD's, each way (AMD_BW, published in
 # NVIDIA/nccl at v2.19.3-1, src/graph/topo.h); before, it took this link to be as fast as any.
 _SOCKETS_BYTES_PER_S = 16e9
+# What an NIC of 200 Gb/s sends from the memory of the host over what it sends from a GPU beside it:
+# 16 and 24 GB/s (S. Jeaugey of NCCL, 24 April 2023, NVIDIA/nccl issue 412).
+_SHARE_THROUGH_HOST = 16.0 / 24.0
 
 
 def megatron_search(scenario: Scenario, row: Row, recompute: str = "full") -> Search:
@@ -53,21 +56,27 @@ def weak_scaling(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 
 def _before_pxn(machine: Machine) -> Machine:
-    """Return a machine of nodes of eight A100 whose NCCL is older than 2.12 and has no PXN.
+    """Return a machine of nodes of eight A100 whose NCCL does without PXN.
 
-    A ring over pairs of GPUs four apart enters a node at one of the pair and leaves it from the
-    other, by the same NIC. That NIC is in the other socket, so that what the node sends is copied
+    NCCL has it from version 2.12 on, unless a network plugin of an older interface turns it off
+    (NVIDIA/nccl at v2.14.3-1, src/graph/paths.cc, ncclPxnDisable). Without it, a ring enters a node
+    and leaves it by the same NIC, and what a GPU beyond another PCI switch sends there is copied
     through the memory of the host (NVIDIA/nccl at v2.10.3-1, src/graph/search.cc and paths.cc,
-    ncclTopoCheckGdr: no GPUDirect beyond PXB). Half of it goes from one socket to the other, and
-    half the other way. Such rings are those of four replicated tensor ranks. All other groups have
-    both ends near the NIC, or in its socket.
+    ncclTopoCheckGdr: no GPUDirect beyond PXB).
+
+    - Rings of every second GPU, as of two replicated tensor ranks, have both ends in one socket.
+    - Rings of pairs of GPUs four apart, as of four tensor ranks, have one end in each socket. Half
+      of what they send goes from one socket to the other, and half the other way.
+    - All other rings have both ends beside the NIC.
     """
     level = machine.links[-1]
+    bandwidth = level.bandwidth_bytes_per_s.value
     n_pairs = machine.ranks_per_node // 2
     between_sockets = 2.0 * _SOCKETS_BYTES_PER_S
-    per_ring = {n: level.bandwidth_bytes_per_s.value / n for n in range(1, 2 * n_pairs + 1)}
+    per_ring = {n: bandwidth / n for n in range(1, 2 * n_pairs + 1)}
+    per_ring[2] *= _SHARE_THROUGH_HOST
     per_ring[n_pairs] = min(per_ring[n_pairs], between_sockets / n_pairs)
-    source = "rings of pairs of GPUs in different sockets: NCCL's AMD_BW between these, each way"
+    source = "what passes through the memory of the host: NCCL's AMD_BW, and NVIDIA/nccl issue 412"
     shares = tuple(
         RingShare(kind, n, Quantity(value, "assumed", source))
         for kind in RING_KINDS
