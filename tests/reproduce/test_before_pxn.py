@@ -24,7 +24,7 @@ def runs_of(table, **sizes):
 @pytest.mark.parametrize(("table", "machine"), [*zip(RUNS, ["dgx-a100", "a100-800g"], strict=True)])
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
 def test_rings_that_pass_through_the_host_are_slower(table, machine, kind):
-    """Two tensor ranks send at 16 instead of 24 GB/s for each NIC; four go from socket to socket."""
+    """Two tensor ranks send 16 of 24 GB/s for each NIC, and four send from socket to socket."""
     usual = LOADERS.machine(machine)
     (before, *_) = (run.search.scenario.machine for run in runs_of(table))
     stride = np.array([1, 2, 4, 8])

@@ -141,8 +141,8 @@ def test_what_is_said_of_other_steps_is_so(steps):
     assert len(large) == 4 and max(map(abs, large)) < 8.0
     several = percents(steps["several nodes"], "")
     assert f"{spread(several[:4])} too short" in stated("several-nodes")
-    assert max(map(abs, several[4:])) < 12.0
-    all_steps = f"would be 6.2 % instead of {mean_size(several)}"
+    assert max(map(abs, several[4:])) < 13.0
+    all_steps = f"would be 5.5 % instead of {mean_size(several)}"
     assert all_steps in stated("several-nodes")
     long = percents(steps["FSDP"], "x (16384|32768|65536) ", "dgx-h100")
     assert len(long) == 8

@@ -13,14 +13,14 @@ from axonn_tune.strategies.megatron.megatron3d import Megatron3D, megatron_of
 
 TOKENS = 1024
 MODEL = Model("m", n_layers=1, hidden_size=512, n_heads=4, vocab_size=1024, seq_len=TOKENS)
-OLD_ENGINES = ("megatron-2021", "megatron-2022", "megatron-2023")
+OLD_ENGINES = ("megatron-2021", "megatron-2022", "megatron-2023", "megatron-deepspeed")
 
 
-def kernels(strategy, attention, n_sequences, recompute="none"):
+def kernels(strategy, attention, n_sequences, recompute="none", model=MODEL):
     """The kernels of a micro-step that memory bounds, by name; two ranks share the heads."""
     job = Job(2, n_sequences, TOKENS, attention=attention)
     options = {"micro_batch": n_sequences, "recompute": recompute}
-    plan = plan_of(strategy, MODEL, job, tensor=2, **options)
+    plan = plan_of(strategy, model, job, tensor=2, **options)
     plan = strategy.engine.as_run(plan)
     return {op.name: op for op in operations(plan.microstep) if isinstance(op, MemoryBound)}
 
@@ -54,6 +54,23 @@ def test_recomputed_attention_copies_its_output_again():
     found = kernels(strategy, "unfused", 1, "selective")
     again, first = (found[f"{c}.attention_output_order"] for c in ("recompute", "forward"))
     assert number(again.nbytes) == number(first.nbytes) > 0
+
+
+@pytest.mark.parametrize("engine", OLD_ENGINES)
+def test_a_kernel_adds_the_bias_of_heads_to_their_product(engine):
+    """It reads and writes 3 x 256 elements of two bytes for a token, and broadcasts the bias."""
+    found = kernels(megatron_of(load_engine(engine), (1,)), "unfused", 1, "full")
+    for chain in ("forward", "recompute"):
+        added = found[f"{chain}.qkv.bias"]
+        assert number(added.nbytes) == 2.0 * TOKENS * 3 * 256 * 2
+        assert number(added.strided_bytes) == number(added.nbytes)
+    without = replace(MODEL, qkv_bias=False, bias=False)
+    found = kernels(megatron_of(load_engine(engine), (1,)), "unfused", 1, "full", without)
+    assert not [name for name in found if name.endswith("qkv.bias")]
+
+
+def test_other_engines_add_no_bias_in_a_kernel():
+    assert "forward.qkv.bias" not in kernels(Megatron3D(), "unfused", 1)
 
 
 def test_other_engines_leave_heads_where_they_lie():
