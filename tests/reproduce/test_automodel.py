@@ -74,8 +74,8 @@ def test_tokens_with_neighbouring_experts_reach_few_ranks(model, n_ranks, n_reac
 def test_a_router_makes_the_same_layouts_slower(steps, monkeypatch):
     monkeypatch.setattr("axonn_tune.reproduce.automodel.with_neighbours", lambda model: model)
     longer = seconds(predicted()) / seconds(steps) - 1.0
-    assert (round(100 * longer.min()), round(100 * longer.max())) == (7, 34)
-    assert "take 7 to 34 % longer" in PAGE
+    assert (round(100 * longer.min()), round(100 * longer.max())) == (7, 35)
+    assert "take 7 to 35 % longer" in PAGE
 
 
 def test_the_gate_changes_nothing_but_the_choice():
