@@ -80,8 +80,8 @@ def add_qkv_bias(host: HostProgram, shapes: Shapes, chain: str) -> None:
     It reads and writes the product, and broadcasts the bias, so that it handles one element at a
     time.
     """
-    heads = shapes.linears.get("qkv")
-    if chain != BACKWARD and heads is not None and heads.linear.bias:
+    heads = shapes.linears["qkv"]
+    if heads.linear.bias:
         nbytes = 2.0 * heads.output_bytes
         name = names.bias(names.of_layer(chain, "qkv"))
         host.memory_bound(name, nbytes, "add", strided_bytes=nbytes)

@@ -69,6 +69,20 @@ def test_a_kernel_adds_the_bias_of_heads_to_their_product(engine):
     assert not [name for name in found if name.endswith("qkv.bias")]
 
 
+@pytest.mark.parametrize("engine", OLD_ENGINES)
+def test_selective_recomputation_repeats_attention_and_not_the_kernel_before_it(engine):
+    found = kernels(megatron_of(load_engine(engine), (1,)), "unfused", 1, "selective")
+    assert "recompute.attention_output_order" in found
+    assert "recompute.qkv.bias" not in found
+
+
+@pytest.mark.parametrize("engine", OLD_ENGINES)
+def test_heads_are_rotated_after_their_bias_was_added(engine):
+    rotated = replace(MODEL, position="rotary")
+    order = list(kernels(megatron_of(load_engine(engine), (1,)), "unfused", 1, model=rotated))
+    assert order.index("forward.qkv.bias") < order.index("forward.rotary")
+
+
 def test_other_engines_add_no_bias_in_a_kernel():
     assert "forward.qkv.bias" not in kernels(Megatron3D(), "unfused", 1)
 

@@ -97,6 +97,15 @@ class MegatronCommunication(ReplicaCommunication):
             self._copy_own_part(host, name, shape.gathered_input_bytes, n_issues=0.0)
         super().gather_input(host, weight)
 
+    def sum_output(self, host: HostProgram, weight: Weight) -> None:
+        """Sum the output; the bias of queries, keys and values may be added in a kernel after it.
+
+        Selective recomputation repeats attention, but not this kernel before it.
+        """
+        super().sum_output(host, weight)
+        if weight.layer == "qkv" and self.options.engine.megatron.adds_qkv_bias:
+            add_qkv_bias(host, self.shapes, weight.chain)
+
     def gather_for_gradients(self, host: HostProgram, weight: Weight) -> None:
         """Gather dO, or start to gather the input for dW (sequence parallelism).
 
@@ -254,8 +263,6 @@ class MegatronCommunication(ReplicaCommunication):
     def attend(self, host: HostProgram, chain: str, window: int) -> None:
         """Run attention over sequences that the context group shares, if it is fused."""
         program = self.options.engine.megatron
-        if program.adds_qkv_bias:
-            add_qkv_bias(host, self.shapes, chain)
         with ordered_heads(host, self.shapes, chain, program.orders_heads):
             if self.shapes.job.attention == "unfused":
                 if program.biases_scores:
