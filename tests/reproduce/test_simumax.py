@@ -71,6 +71,13 @@ def test_a_kernel_is_slower_than_on_the_node_that_nvidia_measured():
     assert len(ratios) > 1 and np.median(ratios) > 1.2
 
 
+def test_both_nodes_of_b200_have_the_same_nics():
+    of_simumax, of_nvidia = (
+        load_machine(name).links[-1].bandwidth_bytes_per_s for name in ("b200-simumax", "dgx-b200")
+    )
+    assert of_simumax == of_nvidia
+
+
 def test_each_product_is_timed_once_and_in_the_form_that_the_runs_form_it():
     """SimuMax also timed dW that is added in bf16, which takes less time; the runs add in fp32."""
     points = load_machine("b200-simumax").gemm.points
