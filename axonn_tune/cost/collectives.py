@@ -62,10 +62,10 @@ def tree_passes(n_nodes: Size) -> Array:
 
     NCCL and RCCL give half of the buffer to each of two binary trees of nodes (NVIDIA/nccl 5067397,
     src/graph/trees.cc, `ncclGetDtree`), and move it up and down at the same time
-    (src/device/all_reduce.h, `runTreeSplit`). Of two nodes, each is the root of one tree and the
+    (src/device/all_reduce.h, `runTreeSplit`). With two nodes, each is the root of one tree and the
     leaf of the other: it sends one half down and the other up, so that the buffer leaves it once.
-    Of four nodes and more, some have a parent and two children in one tree and are leaves of the
-    other: they send four halves. Of three nodes the busiest sends three halves, but NCCL counts
+    With four nodes or more, some have a parent and two children in one tree and are leaves of the
+    other: they send four halves. With three nodes the busiest sends three halves, but NCCL counts
     four (src/graph/tuning.cc, `nNodes <= 2`), and so prefers a ring for large buffers: over four
     nodes of AWS's p4d 1 GiB took 2.00 times as long as over two, and over three 1.84 times (NVIDIA/
     nccl issue 527).

@@ -173,7 +173,7 @@ def _without_slower(part: SizedPart, others: Sequence[SizedPart], n_orders: Ints
 
 
 def _numbers(table: CandidateTable) -> Ints:
-    """Return a number for each candidate, whatever it recomputes."""
+    """Return a number for each candidate; those that differ in recomputation alone share it."""
     return (table.placement << 32) + table.micro_batch
 
 

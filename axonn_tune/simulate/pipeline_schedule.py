@@ -297,11 +297,11 @@ def _is_alone(shape: PipelineShape, rank: Ints, n_micro: int) -> np.ndarray:
 def _is_filling(
     shape: PipelineShape, direction: Ints, stage: Ints, micro: Ints, n_micro: int
 ) -> np.ndarray:
-    """Return whether the pipeline fills or drains with passes of ranks between two ends.
+    """Return which passes fill or drain the pipeline on ranks between the first and the last.
 
     The last rank waits for the first micro-batch to come through all ranks before it, and the step
     for the gradient of the last one to come back. The slowest GPU may be in one of these ranks,
-    which is taken to be the first. With DualPipe no such pass is told from others.
+    which is taken to be the first. With DualPipe no pass counts as such.
     """
     is_between = (stage > 0) & (stage < shape.n_stages - 1) & (shape.schedule != DUALPIPE)
     fills = (direction == FORWARD) & (micro == 0)

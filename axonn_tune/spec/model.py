@@ -591,7 +591,7 @@ class Model:
     ) -> float:
         """Return `model_flops` with the causal half of the score matrix alone.
 
-        So count Megatron-LM (core_v0.19.0, `num_floating_point_operations`) and Megatron-Bridge.
+        Megatron-LM (core_v0.19.0, `num_floating_point_operations`) and Megatron-Bridge count so.
         """
         with_scores, without_scores = (
             self.model_flops(n_tokens, length, adapters, mtp_modules, frozen)

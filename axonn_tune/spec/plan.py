@@ -711,7 +711,7 @@ class StepPlan:
         return [(n_micro * times, parts) for times, parts in self.last_passes]
 
     def _work_with_lone_passes(self, pipeline: Pipeline) -> Iterator[tuple[Size, tuple[Part, ...]]]:
-        """Yield the passes of a rank of the last stage, those apart beside which no others run.
+        """Yield passes of a rank of the last stage with their number, those that run alone apart.
 
         Before its forward and backward passes alternate, such a rank runs a round of micro-batches
         in each of its virtual stages but the last. As many backward passes are left at the end.

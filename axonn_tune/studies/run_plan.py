@@ -65,7 +65,7 @@ def plan_run(
         Tokens of the run; None takes as many as the budget buys, or without a budget 20 for each
         parameter (Chinchilla).
     on_its_gpus : bool
-        Whether the search's number of GPUs is kept. Otherwise the limits find it, see
+        Whether the search's number of GPUs is kept. Otherwise the limits determine it; see
         `meet_deadline` and `spend_budget`.
     detail
         What the predictions have to state, at least the interval.
@@ -162,10 +162,11 @@ def spend_budget(
     """Return runs on falling GPU counts, the last one the best use of a budget.
 
     Of the counts that train the tokens within the limits, the best is the one that ends soonest, or
-    with a deadline the cheapest: who names one has said how soon is soon enough. Where there is
-    none, all runs are over the tokens that the limits let them train, and the best trains most. The
-    counts are those of `meet_deadline`, from all that the machine has, or on which the budget lasts
-    an hour, down to a node. Those are left out that could not be better at the GPUs' peak.
+    with a deadline the cheapest: who names a deadline has said how soon is soon enough. Where no
+    count does, all runs are over the tokens that the limits let them train, and the best trains
+    most. The counts are those of `meet_deadline`, from all that the machine has, or on which the
+    budget lasts an hour, down to a node. A count is left out if it could not be better even at the
+    peak of its GPUs.
 
     Raises
     ------

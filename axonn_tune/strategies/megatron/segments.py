@@ -197,8 +197,8 @@ class Segments:
         """The bytes of the tensors that a layer saves.
 
         These are the MLP before, within and after its gate; q, k and v jointly, then k and v, and
-        attention's output; inputs and outputs of two norms. Of an MLP or attention of another kind
-        none is counted.
+        attention's output; inputs and outputs of two norms. No tensor of an MLP or of attention of
+        another kind is counted.
         """
         shapes = self.shapes
         blocks = [shapes.linears["proj"].input_bytes, *[shapes.residual_bytes] * 4]
