@@ -44,7 +44,7 @@ def strategies_of(model: Model, strategies: Sequence[str], is_special: bool = Fa
 
 
 def able_of(model: Model, contenders: Sequence[Contender], is_special: bool) -> list[Contender]:
-    """Return those of some contenders that predict a model, and those of unknown strategies."""
+    """Return the contenders without those whose strategy is known not to predict a model."""
     unable = set(STRATEGIES) - set(strategies_of(model, list(STRATEGIES), is_special))
     return [contender for contender in contenders if contender.strategy not in unable]
 

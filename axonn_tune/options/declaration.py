@@ -53,7 +53,7 @@ class Option:
     choices: tuple[str, ...] = ()
 
     def check(self, owner: str, name: str, value: Any) -> None:
-        """Refuse a value that the command line would refuse for its size or as no choice.
+        """Refuse a value that is too small or is not one of the choices, as the command line does.
 
         Counts of at least 1 are left to what they enter, which knows more about them.
 

@@ -21,7 +21,7 @@ POLICIES = {"none": None, "selective": SelectiveAC.Config, "full": FullAC.Config
 
 
 def job() -> Trainer.Config:
-    """Return the configuration: of the model's recipe the optimizer and the data remain."""
+    """Return the configuration, which takes the optimizer and the data from the model's recipe."""
     settings = json.loads(Path(__file__).with_name("settings.json").read_text())
     models = f"torchtitan.models.{settings['module']}"
     recipe = importlib.import_module(f"{models}.config_registry")
