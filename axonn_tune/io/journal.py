@@ -48,7 +48,10 @@ class Journal:
             The path names a device or a pipe, beside which nothing can be kept.
         """
         if not is_replaced(output):
-            raise FileError(f"{output} is no file, beside which a {activity} keeps its results")
+            raise FileError(
+                f"{output} is a device or a pipe; allowed: a file, beside which a {activity} keeps "
+                "its results"
+            )
         return cls(f"{output}.partial", activity)
 
     def exists(self) -> bool:

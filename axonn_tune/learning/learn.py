@@ -154,7 +154,7 @@ def _engine_of(machine: Machine, trials: Sequence[Trial]) -> Engine:
     """Return the engine of all trials."""
     if machine.learned is not None:
         raise InputError(
-            f"machine '{machine.name}' has learned from "
+            f"machine '{machine.name}' has already learned from "
             f"{counted(len(machine.learned.runs), 'run')}; allowed: the profile before "
             f"({machine.learned.base}), with a table of all runs"
         )

@@ -93,8 +93,8 @@ def plan_run(
         return RunPlan(spend_budget(search, tokens, limits, each, detail), limits, tokens, True)
     if tokens is None or limits.deadline_seconds is None:
         raise InputError(
-            "give --gpus, or what finds their number: --deadline, such as 30d, --node-hours or "
-            "--gpu-hours"
+            "give --gpus, or a limit that determines their number: --deadline, such as 30d, "
+            "--node-hours or --gpu-hours"
         )
     runs = meet_deadline(search, tokens, limits.deadline_seconds, each, detail)
     return RunPlan(runs, limits, tokens, True)
@@ -147,7 +147,7 @@ def meet_deadline(
     if math.isinf(best.wall_seconds):
         raise _never_ends(best)
     raise InputError(
-        f"no count of GPUs meets --deadline, of {_span(counts)}: {best.scenario.job.n_gpus} come "
+        f"no count of GPUs ({_span(counts)}) meets --deadline: {best.scenario.job.n_gpus} come "
         f"nearest with {best.wall_seconds / DAY_SECONDS:.3g} days; {_hint(search, counts)}"
     )
 
@@ -278,8 +278,8 @@ def _counts_by(search: Search, tokens: float, deadline_seconds: float) -> list[i
     least = max(needed, search.scenario.machine.ranks_per_node)
     if least > most:
         raise InputError(
-            f"--deadline: even at their peak it takes {least:.0f} GPUs, and there are {most}; "
-            "allowed: a later one"
+            f"--deadline: the run takes {least:.0f} GPUs even at their peak, and there are {most}; "
+            "allowed: a later deadline"
         )
     return _counts(search, least, min(most, 64 * least), most)
 
