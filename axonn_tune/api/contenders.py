@@ -38,7 +38,7 @@ class Contender(NamedTuple):
 
 
 def strategies_of(model: Model, strategies: Sequence[str], is_special: bool = False) -> list[str]:
-    """Return those of some strategies that predict a model, and a job with special parts."""
+    """Return the given strategies without those that cannot predict a model or special parts."""
     placing = [name for name in strategies if name in _OF_ALL_MODELS or not model.placed_parts]
     return [name for name in placing if name in _OF_ALL_JOBS or not is_special]
 
@@ -50,7 +50,7 @@ def able_of(model: Model, contenders: Sequence[Contender], is_special: bool) -> 
 
 
 def with_precision(precision: str, strategies: Sequence[str]) -> list[str]:
-    """Return those of some strategies whose usual engine has a precision."""
+    """Return the given strategies without those whose usual engine lacks a precision."""
     usual = {USUAL_ENGINES[name] for name in strategies}
     able = {engine for engine in usual if load_engine(engine).has_precision(precision)}
     return [name for name in strategies if USUAL_ENGINES[name] in able]

@@ -78,8 +78,8 @@ def tree_share(nbytes: Size) -> Array:
 
     A tree passes its message on in parts, which fill and empty it; NCCL's tuner has found how much
     of the bandwidth that leaves. Between its powers of two the share is read on straight lines over
-    the logarithm. Without measured steps the law so meets all-reduces of 32 MiB to 1 GiB over two
-    nodes of Alps within 10 %, and those of 256 MiB to 8 GiB over two nodes of AWS's p5, too.
+    the logarithm. Without measured steps, the law thus predicts all-reduces of 32 MiB to 1 GiB over
+    two nodes of Alps within 10 %, and those of 256 MiB to 8 GiB over two nodes of AWS's p5, too.
     """
     doublings = np.log2(np.maximum(np.asarray(nbytes) / 64.0, 1.0))
     return np.interp(doublings, np.arange(_TREE_SHARE.size), _TREE_SHARE)

@@ -35,7 +35,8 @@ class Option:
     shown_default
         What happens without the option, if the default is None or an empty text.
     metavar
-        Word that stands for the value in the help of the command line, if the type does not do.
+        Word that stands for the value in the help of the command line, if the name of its type says
+        too little.
     is_flag
         Whether the command line has no ``--no-`` form of a bool, which is then False by default.
     minimum

@@ -124,7 +124,7 @@ def _has_stages(row: Row) -> bool:
 
 
 def _least_seconds(row: Row, group: Iterable[Row]) -> float:
-    """Return the time of the fastest slot of a group's runs that have no less to do in it."""
+    """Return the least time of a slot among those runs of a group that do no less in a slot."""
     return min(
         _slot_seconds(other)
         for other in group

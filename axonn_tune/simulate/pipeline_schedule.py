@@ -84,7 +84,7 @@ class PipelineShape:
 
     @property
     def micro_of_start(self) -> int:
-        """How many micro-batches may belong to the start of the pipeline; as many to its drain."""
+        """How many micro-batches may belong to the pipeline's start; as many may to its drain."""
         return self.n_stages * (1 if self._has_one_stage else ROUNDS_OF_START[self.schedule])
 
     @property

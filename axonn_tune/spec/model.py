@@ -273,7 +273,7 @@ class Model:
         return bool(every) and (layer + 1) % every == 0
 
     def counts(self, layers: Sequence[int]) -> dict[Block, int]:
-        """Return how many of some layers there are of each kind, in the model's order of kinds."""
+        """Count the given layers of each kind, in the model's order of kinds."""
         if layers and len(self._kinds) == 1:
             return {self._kinds[0]: len(layers)}
         number = Counter(self.blocks[layer] for layer in layers)

@@ -538,7 +538,7 @@ class Pipeline:
 
     @property
     def without_sync(self) -> Stage:
-        """The first stage in the passes of which `sync` are those that synchronise the step.
+        """The first stage in those of its passes that `sync` replaces where a step synchronises.
 
         These are the first forward and the last backward pass, beside which no other pass runs.
         """

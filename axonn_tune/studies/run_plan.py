@@ -241,7 +241,7 @@ def _too_little(limits: Limits) -> InputError:
 
 
 def _never_ends(run: TrainingRun) -> InputError:
-    """Return the error that failures come sooner than a run gets on."""
+    """Return the error that failures leave a run no time to make progress."""
     failures = run.failures
     return InputError(
         f"a job on {run.scenario.job.n_gpus} GPUs fails every {failures.mtbf_seconds:.3g} s "

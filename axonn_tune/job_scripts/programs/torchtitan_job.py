@@ -1,4 +1,4 @@
-"""What torchtitan trains, as a configuration in Python, which settings.json next to it holds.
+"""The configuration in Python by which torchtitan trains what settings.json next to it says.
 
 Start it with ``torchtitan.train --module torchtitan_job --config job``. Options of torchtitan's
 own behind that, such as ``--hf_assets_path``, take precedence. Both its release 0.3.0, which counts
