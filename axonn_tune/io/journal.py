@@ -49,7 +49,7 @@ class Journal:
         """
         if not is_replaced(output):
             raise FileError(
-                f"{output} is a device or a pipe; allowed: a file, beside which a {activity} keeps "
+                f"{output} is not an ordinary file; allowed: one, beside which a {activity} keeps "
                 "its results"
             )
         return cls(f"{output}.partial", activity)
