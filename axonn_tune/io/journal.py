@@ -45,7 +45,7 @@ class Journal:
         Raises
         ------
         FileError
-            The path names a device or a pipe, beside which nothing can be kept.
+            The path names a folder, a device or a pipe, beside which nothing can be kept.
         """
         if not is_replaced(output):
             raise FileError(
