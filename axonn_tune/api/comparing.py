@@ -46,9 +46,9 @@ class BestOfContenders:
     """The best of each contender, and what was left out.
 
     best
-        For each value of what is varied the answers, the fastest first.
+        Answers for each value of what is varied, the fastest first.
     left_out
-        By reason the names of the strategies and engines that are not compared.
+        Names of the strategies and engines that are not compared, by the reason for it.
     """
 
     best: Sequence[Best]

@@ -38,19 +38,19 @@ class Contender(NamedTuple):
 
 
 def strategies_of(model: Model, strategies: Sequence[str], is_special: bool = False) -> list[str]:
-    """Return those of some strategies that predict a model, and a job with special parts."""
+    """Return the given strategies without those that cannot predict a model or special parts."""
     placing = [name for name in strategies if name in _OF_ALL_MODELS or not model.placed_parts]
     return [name for name in placing if name in _OF_ALL_JOBS or not is_special]
 
 
 def able_of(model: Model, contenders: Sequence[Contender], is_special: bool) -> list[Contender]:
-    """Return those of some contenders that predict a model, and those of unknown strategies."""
+    """Return the contenders without those whose strategy is known not to predict a model."""
     unable = set(STRATEGIES) - set(strategies_of(model, list(STRATEGIES), is_special))
     return [contender for contender in contenders if contender.strategy not in unable]
 
 
 def with_precision(precision: str, strategies: Sequence[str]) -> list[str]:
-    """Return those of some strategies whose usual engine has a precision."""
+    """Return the given strategies without those whose usual engine lacks a precision."""
     usual = {USUAL_ENGINES[name] for name in strategies}
     able = {engine for engine in usual if load_engine(engine).has_precision(precision)}
     return [name for name in strategies if USUAL_ENGINES[name] in able]

@@ -46,7 +46,7 @@ def _tell_apart(rows: Sequence[Mapping[str, str]], alike: list[int], labels: lis
 
 
 def _classes(indices: Iterable[tuple[Hashable, int]]) -> list[list[int]]:
-    """Return the indices that have equal keys together, in the order of the keys' first places."""
+    """Return the indices in groups of equal keys, ordered by where each key first appears."""
     classes: dict[Hashable, list[int]] = defaultdict(list)
     for key, index in indices:
         classes[key].append(index)

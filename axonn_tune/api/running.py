@@ -68,7 +68,7 @@ def configuration_to_run(
 
 
 def _give_batches(options: SearchOptions, layout: Layout, axes: Axes) -> None:
-    """Set batches that are not given: one sequence, and one micro-batch for each share of them."""
+    """Set the batches that are not given: a micro-batch of one sequence, and one on each share."""
     micro_batch = options["micro_batch"] or 1
     n_shares = prod(layout.size(axis) for axis in axes.batch)
     options["micro_batch"] = micro_batch

@@ -26,7 +26,7 @@ Say: TypeAlias = Callable[[str], object]
 
 
 def unsaid(remark: str) -> None:
-    """Drop a remark: what calls from Python do with it, unless they say otherwise."""
+    """Drop a remark, as calls from Python do by default."""
 
 
 def score(

@@ -193,7 +193,7 @@ def _points(machine: Machine) -> Iterator[tuple[str, Any]]:
 
 
 def _steps(machine: Machine) -> Iterator[tuple[str, StepPoint]]:
-    """Yield the steps of collectives, which come with the name of those of other bytes, too."""
+    """Yield the steps of collectives with their name, which steps of other sizes share."""
     for link in machine.links:
         for name, steps in link.measured_steps.items():
             for point in steps.points:

@@ -20,7 +20,7 @@ class ResultStore(Protocol):
         """The file, as error messages call it."""
 
     def read(self, owner: dict[str, Any]) -> dict[str, Any]:
-        """Return the results that are known already, of this owner or of one with this part."""
+        """Return the results so far; their owner must have at least the entries of `owner`."""
 
     def require_none(self) -> None:
         """Raise an error if results are known already."""

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     "--thin",
     "thin_percent",
     type=NumberRange(min=0),
-    help="Leave out imported collectives that the sizes around them tell within this error in %.",
+    help="Leave out imported collectives that the sizes around them predict up to this error in %.",
 )
 @click.option(
     "--without-casts",
     is_flag=True,
-    help="Take out of imported products in 8 or 4 bits the cast of an operand that their times "
-    "include, as those of serving libraries do.",
+    help="Imported times of products in 8 or 4 bits include the cast of an operand, as those of "
+    "serving libraries do; take it out of them.",
 )
 @calibrate_options
 @click.pass_obj

@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     "grids",
     multiple=True,
     metavar="STRATEGY:GRID",
-    help="Compare this layout instead: 8x4x4x8, or megatron:tensor=8,data=16, or with an engine in "
-    "front, nanotron:tensor=8,data=16; may be given again. With neither in front, it is of the "
-    "strategy that suggest takes.",
+    help="Compare this layout instead: 8x4x4x8, or with a strategy or an engine in front, "
+    "megatron:tensor=8,data=16 or nanotron:tensor=8,data=16; may be given again. Without either, "
+    "it is a layout of the strategy that suggest takes.",
 )
 @click.option(
     "--vary",

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kept:
-    """What of the imported points the profile keeps.
+    """Which of the imported points the profile keeps.
 
     Parameters
     ----------
     thin_fraction : float, optional
-        Collectives that lines between other sizes meet within this error are left out.
+        Collectives are left out if lines between other sizes predict them within this error.
     most_products : int, optional
         Largest number of products of each dtype.
     without_casts : bool

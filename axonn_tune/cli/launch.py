@@ -67,7 +67,8 @@ def command(
     changed = [] if force else changed_files(output, files)
     if changed:
         raise InputError(
-            f"{changed[0]} stands there with another text; allowed: --force, or another --output"
+            f"{changed[0]} exists with another text; allowed: --force, which replaces it, or "
+            "another --output"
         )
     for path in write_files(output, files):
         click.echo(path)

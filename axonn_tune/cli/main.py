@@ -147,7 +147,7 @@ def main(args: list[str] | None = None) -> Any:
 
 
 def _not_executed(error: click.NoSuchOption) -> str | None:
-    """Say of an option that a prediction has it and a run has not; None where that is not so."""
+    """Say that only predictions have an option, and runs do not; return None for other options."""
     from axonn_tune.options import SwitchOptions, declared
 
     command = error.ctx.info_name if error.ctx is not None else None
@@ -179,7 +179,7 @@ def _writing_all(stream: Any) -> Any:
 
 
 def _drop_output() -> None:
-    """Keep Python from writing again at its end, and complaining again, what cannot be written."""
+    """Keep Python from trying at its end to write what could not be written, and failing again."""
     if sys.stdout is not None:
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 @click.option(
     "--deadline",
     metavar="TIME",
-    help="Time in which the run is to finish, or is to spend its budget: 30d, 12h.",
+    help="Time in which the run must finish, or must spend its budget: 30d, 12h.",
 )
 @click.option(
     "--node-hours",
     metavar="HOURS",
-    help="Budget: the GPUs are found that finish soonest within it (with --deadline, those that "
-    "take least of it), or train most: 200k.",
+    help="Budget, such as 200k; the plan takes the GPUs that finish soonest within it (with "
+    "--deadline, those that take least of it), or those that train most.",
 )
 @click.option("--gpu-hours", metavar="HOURS", help="The same budget in hours of a GPU: 1.6M.")
 @click.option("--gpu-mtbf", metavar="TIME", help="Mean time between interruptions of one GPU: 6y.")

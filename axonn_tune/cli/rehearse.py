@@ -89,7 +89,9 @@ def command(
         foreign = [n for n, value in layout.items() if value is not None and n not in _OF_SCRIPT]
         if foreign or whole_step:
             name = (*foreign, "whole_step")[0].replace("_", "-")
-            raise InputError(f"--{name} is of a layout; --script goes with --ranks and --machine")
+            raise InputError(
+                f"--{name} does not go with --script; allowed with it: --ranks and --machine"
+            )
         if ranks is None:
             raise InputError("rehearse: --script needs --ranks, the number of ranks of the job")
         priced = rehearse_script(script, ranks, options["machine"], arguments)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option(
     "--warm-up",
     type=click.IntRange(min=0),
-    help="Steps to leave out at the begin.  [default: 2, or a tenth if that is more]",
+    help="Steps to leave out at the beginning.  [default: 2, or a tenth if that is more]",
 )
 @click.option(
     "--column",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 )
 @plot_option
 @click.option(
-    "--html", type=FilePath(dir_okay=False), help="Write a page with all of it, too: one file."
+    "--html", type=FilePath(dir_okay=False), help="Write all of it as a page, too, in one file."
 )
 @click.option(
     "--max-error",
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     "--baseline",
     type=FilePath(dir_okay=False),
     metavar="TABLE",
-    help="Say in one line how the runs have changed since those of this table, and nothing else; "
-    "the exit code is 1 if they became slower.",
+    help="Print one line only: how the runs have changed since those of this table; the exit "
+    "code is 1 if they became slower.",
 )
 @quiet_option
 @format_option("table", "json", "csv")

@@ -40,7 +40,7 @@ _LEFT_OUT = {*declared(RankingOptions, ComparisonOptions), *OF_MANY_LAYOUTS}
 @click.option(
     "--why-not",
     metavar="LAYOUT",
-    help="Say why 8x4x4x8, x=8,z=4, or of other strategies tensor=8,data=16, is not suggested.",
+    help="Say why this layout is not suggested: 8x4x4x8; tensor=8,data=16 for other strategies.",
 )
 @click.option(
     "--top-n",

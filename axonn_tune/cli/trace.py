@@ -38,8 +38,8 @@ GROUPS_NAME = "groups.json"
 @click.option(
     "--measured",
     type=FilePath(dir_okay=False),
-    help="A record of `run`; show its step next to the predicted one. What of the configuration is "
-    "not given is as in the record.",
+    help="A record of `run`; show its step next to the predicted one. Options of the configuration "
+    "that are not given are as in the record.",
 )
 @click.option(
     "--microsteps",

@@ -147,11 +147,11 @@ class AttentionPrices:
     ) -> Array:
         """Return the time of one kernel for `batch` heads over all sequences.
 
-        Flash attention (Dao, arXiv 2307.08691) computes the causal half of the score matrix
-        and recomputes it in the backward pass: 4 b s^2 a d / 2 FLOPs forward, 2.5 times that
-        backward (section 3.1), at the machine's flash rates. Of short sequences it computes more
-        than that, since they fill its blocks badly. Unfused attention computes the whole matrix as
-        batched products of inner length d (forward) and moves it through memory.
+        Flash attention (Dao, arXiv 2307.08691) computes the causal half of the score matrix and
+        recomputes it in the backward pass: 4 b s^2 a d / 2 FLOPs forward, 2.5 times that backward
+        (section 3.1), at the machine's flash rates. For short sequences it computes more than that,
+        since they fill its blocks badly. Unfused attention computes the whole matrix as batched
+        products of inner length d (forward) and moves it through memory.
         """
         machine = self._machine
         rates = machine.kernels

@@ -62,10 +62,10 @@ def tree_passes(n_nodes: Size) -> Array:
 
     NCCL and RCCL give half of the buffer to each of two binary trees of nodes (NVIDIA/nccl 5067397,
     src/graph/trees.cc, `ncclGetDtree`), and move it up and down at the same time
-    (src/device/all_reduce.h, `runTreeSplit`). Of two nodes, each is the root of one tree and the
+    (src/device/all_reduce.h, `runTreeSplit`). With two nodes, each is the root of one tree and the
     leaf of the other: it sends one half down and the other up, so that the buffer leaves it once.
-    Of four nodes and more, some have a parent and two children in one tree and are leaves of the
-    other: they send four halves. Of three nodes the busiest sends three halves, but NCCL counts
+    With four nodes or more, some have a parent and two children in one tree and are leaves of the
+    other: they send four halves. With three nodes the busiest sends three halves, but NCCL counts
     four (src/graph/tuning.cc, `nNodes <= 2`), and so prefers a ring for large buffers: over four
     nodes of AWS's p4d 1 GiB took 2.00 times as long as over two, and over three 1.84 times (NVIDIA/
     nccl issue 527).
@@ -78,8 +78,8 @@ def tree_share(nbytes: Size) -> Array:
 
     A tree passes its message on in parts, which fill and empty it; NCCL's tuner has found how much
     of the bandwidth that leaves. Between its powers of two the share is read on straight lines over
-    the logarithm. Without measured steps the law so meets all-reduces of 32 MiB to 1 GiB over two
-    nodes of Alps within 10 %, and those of 256 MiB to 8 GiB over two nodes of AWS's p5, too.
+    the logarithm. Without measured steps, the law thus predicts all-reduces of 32 MiB to 1 GiB over
+    two nodes of Alps within 10 %, and those of 256 MiB to 8 GiB over two nodes of AWS's p5, too.
     """
     doublings = np.log2(np.maximum(np.asarray(nbytes) / 64.0, 1.0))
     return np.interp(doublings, np.arange(_TREE_SHARE.size), _TREE_SHARE)

@@ -422,9 +422,9 @@ def _level_curves(
 ) -> tuple[Ints, list[Curve]]:
     """Return the index of the curve of steps on one level for each group, and the curves.
 
-    For a group hold the points that were timed with the largest number of rings not above its own,
-    and of these the points whose `above_ranks` is the largest below the size of the group. Bytes
-    are those of all rings together.
+    The points that hold for a group were timed with the largest number of rings not above its own;
+    of these, they are the points whose `above_ranks` is the largest below the size of the group.
+    Bytes are those of all rings together.
     """
     index = np.full(size.shape, -1)
     curves: list[Curve] = []

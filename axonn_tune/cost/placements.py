@@ -68,8 +68,8 @@ class PairedLinks:
         """Return a number for each placement, the same for placements with equal links.
 
         They have one layout, and each of their groups has the same bandwidth and latency, so that
-        their steps take equally long. Of the rank orders of a layout most differ only in the
-        strides of groups that leave their node anyway.
+        their steps take equally long. Most rank orders of a layout differ only in the strides of
+        groups that leave their node anyway.
         """
         layouts, number = distinct(*self.placements.sizes)
         if layouts.size == number.size:

@@ -94,9 +94,9 @@ def read_packed_text(path: FileName, largest_bytes: int = LARGEST_FILE_BYTES) ->
     except OSError as error:
         raise os_failure(path, "cannot be read", error) from None
     except (zlib.error, ValueError) as error:
-        raise FileError(f"{name}: no gzip file of UTF-8 text: {error}") from None
+        raise FileError(f"{name}: not a gzip file of UTF-8 text: {error}") from None
     if len(data) > largest_bytes:
-        raise FileError(f"{name} holds too much; allowed: {largest_bytes >> 20} MiB")
+        raise FileError(f"{name} holds too much; allowed: at most {largest_bytes >> 20} MiB")
     if not unpacker.eof:
         raise FileError(f"{name}: the gzip file is cut short")
     return text
@@ -116,7 +116,9 @@ def _read_bytes(path: FileName, largest_bytes: int) -> bytes:
     finally:
         os.close(descriptor)
     if len(data) > largest_bytes:
-        raise FileError(f"{os.fspath(path)} is too large; allowed: {largest_bytes >> 20} MiB")
+        raise FileError(
+            f"{os.fspath(path)} is too large; allowed: at most {largest_bytes >> 20} MiB"
+        )
     return data
 
 
@@ -131,7 +133,8 @@ def _require_short_lines(path: FileName, data: bytes, longest_bytes: int) -> Non
         if end < 0:
             line = data.count(b"\n", 0, start) + 1
             raise FileError(
-                f"{os.fspath(path)}, line {line} is too long; allowed: {longest_bytes >> 20} MiB"
+                f"{os.fspath(path)}, line {line} is too long; "
+                f"allowed: at most {longest_bytes >> 20} MiB"
             )
         start = end + 1
 

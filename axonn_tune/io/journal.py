@@ -45,10 +45,13 @@ class Journal:
         Raises
         ------
         FileError
-            The path names a device or a pipe, beside which nothing can be kept.
+            The path names a folder, a device or a pipe, beside which nothing can be kept.
         """
         if not is_replaced(output):
-            raise FileError(f"{output} is no file, beside which a {activity} keeps its results")
+            raise FileError(
+                f"{output} is not an ordinary file; allowed: one, beside which a {activity} keeps "
+                "its results"
+            )
         return cls(f"{output}.partial", activity)
 
     def exists(self) -> bool:

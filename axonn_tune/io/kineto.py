@@ -78,7 +78,7 @@ def load_trace(path: FileName) -> Trace:
     events = document.get("traceEvents") if isinstance(document, dict) else document
     if not isinstance(events, list):
         raise FileError(
-            f"{name}: no trace of torch's profiler; allowed: JSON with a list traceEvents"
+            f"{name}: not a trace of torch's profiler; allowed: JSON with a list traceEvents"
         )
     complete = [event for event in events if _is_complete(event)]
     kernels = [event for event in complete if event.get("cat") in _KERNELS]

@@ -49,8 +49,8 @@ def config_text(prediction: Prediction) -> str:
     }
     if sizes.get("replica", 1) > 1:
         raise InputError(
-            f"DeepSpeed keeps no replicas since it has removed MiCS, and {prediction.layout} has; "
-            "allowed: --framework fsdp2, or a layout with replica=1"
+            f"DeepSpeed has had no replicas since it removed MiCS, and {prediction.layout} has "
+            "some; allowed: --framework fsdp2, or a layout with replica=1"
         )
     if strategy.sharding.copy:
         zero["zero_hpz_partition_size"] = sizes[strategy.sharding.copy]

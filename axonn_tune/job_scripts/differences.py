@@ -10,7 +10,7 @@ _OF_MEGATRON = ("megatron", "megatron-fsdp")
 
 
 def model_differences(model: Model, framework: str, train: str | None) -> list[str]:
-    """Return a sentence for each thing that predictions leave out, or that a script trains else.
+    """Return a sentence on each thing that is not predicted, or that a script trains differently.
 
     Parameters
     ----------

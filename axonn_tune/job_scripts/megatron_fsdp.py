@@ -41,7 +41,7 @@ def start(prediction: Prediction, train: str | None) -> Start:
 
 
 def _require_written(prediction: Prediction, strategy: Zero) -> None:
-    """Raise InputError if what was predicted for another engine is none of the flags."""
+    """Raise InputError if the prediction, for another engine, has what no flag can say."""
     layout = prediction.layout
     for axis in (TENSOR, CONTEXT, PIPELINE, EXPERT):
         if layout.size(axis) > 1:

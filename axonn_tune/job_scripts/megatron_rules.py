@@ -108,6 +108,6 @@ def require_distributed_optimizer(strategy: Megatron3D, what: str, option: str) 
     """
     if not strategy.distributed_optimizer:
         raise InputError(
-            f"--no-distributed-optimizer: Megatron-Core {what} of its distributed optimizer only; "
-            f"leave out the one or {option}"
+            f"--no-distributed-optimizer: Megatron-Core {what} only with its distributed "
+            f"optimizer; leave out --no-distributed-optimizer or {option}"
         )

@@ -99,7 +99,7 @@ def _router_warning(scenario: Scenario) -> list[str]:
 
 
 def _options(scenario: Scenario) -> list[list[str]]:
-    """Return the options of the job; those of the machine and the user follow, and count."""
+    """Return the options of the job, which those of the machine and the user may override."""
     tasks = scenario.ranks_on_node
     return [
         [f"--job-name={scenario.model.name}"],

@@ -2,7 +2,7 @@
 
 The logarithms of the steps of all layouts of a job are jointly normal. What a machine's numbers
 leave open moves layouts together, and what the model leaves out is alike where layouts are alike.
-The runs that there are fix a part of both. Of what is left open, draws are taken.
+The runs so far settle a part of both. What they leave open is drawn at random.
 """
 
 from __future__ import annotations

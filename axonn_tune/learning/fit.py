@@ -47,7 +47,7 @@ class Fit:
     scatter
         Standard deviation of the errors of other steps.
     freedom
-        Degrees of freedom that tell the scatter.
+        Degrees of freedom of the estimate of the scatter.
     is_set_aside
         Whether a run was left out, shape (N,).
     """

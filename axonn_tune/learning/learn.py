@@ -154,7 +154,7 @@ def _engine_of(machine: Machine, trials: Sequence[Trial]) -> Engine:
     """Return the engine of all trials."""
     if machine.learned is not None:
         raise InputError(
-            f"machine '{machine.name}' has learned from "
+            f"machine '{machine.name}' has already learned from "
             f"{counted(len(machine.learned.runs), 'run')}; allowed: the profile before "
             f"({machine.learned.base}), with a table of all runs"
         )
@@ -171,7 +171,7 @@ def _engine_of(machine: Machine, trials: Sequence[Trial]) -> Engine:
 
 
 def _fit(machine: Machine, trials: Sequence[Trial], spreads: Array, each: Each) -> Fit:
-    """Return the fit of the factors, linearised again where it leads to."""
+    """Return the fit of the factors; each round linearises where the one before it has led."""
     largest = np.array(largest_log_factors(machine))
     observed = [list(trial.observed.values()) for trial in trials]
     measured = np.log(np.concatenate(observed))

@@ -79,8 +79,8 @@ class Drift:
 def drift(baseline: Sequence[Trial], now: Sequence[Trial]) -> Drift:
     """Return how runs changed since those of a baseline.
 
-    Runs of equal configurations are compared with each other. Of a configuration that the baseline
-    does not have, the prediction says how long it would have taken.
+    Runs of equal configurations are compared with each other. If the baseline does not have a
+    configuration, the prediction says how long it would have taken there.
     """
     usual = median(_log_error(trial) for trial in baseline)
     changes = np.array([_log_change(baseline, trial, usual) for trial in now])

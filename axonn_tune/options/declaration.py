@@ -35,7 +35,8 @@ class Option:
     shown_default
         What happens without the option, if the default is None or an empty text.
     metavar
-        Word that stands for the value in the help of the command line, if the type does not do.
+        Word that stands for the value in the help of the command line, if the name of its type says
+        too little.
     is_flag
         Whether the command line has no ``--no-`` form of a bool, which is then False by default.
     minimum
@@ -53,7 +54,7 @@ class Option:
     choices: tuple[str, ...] = ()
 
     def check(self, owner: str, name: str, value: Any) -> None:
-        """Refuse a value that the command line would refuse for its size or as no choice.
+        """Refuse a value that is too small or is not one of the choices, as the command line does.
 
         Counts of at least 1 are left to what they enter, which knows more about them.
 

@@ -42,7 +42,7 @@ class BatchOptions(TypedDict, total=False):
     within: Annotated[
         float | str | None,
         Option(
-            "Try several batches this near, such as 5%, and take the fastest for each token.",
+            "Try several global batches this near, such as 5%, and take the fastest per token.",
             None,
             metavar="PERCENT",
         ),
@@ -169,7 +169,7 @@ class SwitchOptions(TypedDict, total=False):
     ]
     split_experts: Annotated[
         bool,
-        Option("Split each expert over the tensor group, as the MLP is (megatron).", False),
+        Option("Split each expert over the tensor group, as MLPs are split (megatron).", False),
     ]
     sends_once: Annotated[
         bool | None,
@@ -254,7 +254,7 @@ class SwitchOptions(TypedDict, total=False):
     dropout: Annotated[bool, Option("Train with dropout.", False)]
     expert_imbalance: Annotated[
         float,
-        Option("Tokens of the busiest rank's experts, over the mean (models with experts).", 1.0),
+        Option("Ratio of the tokens of the busiest rank's experts to the mean of all ranks.", 1.0),
     ]
 
 
@@ -262,7 +262,7 @@ class MemoryOptions(TypedDict, total=False):
     """The options of the memory that a rank may take."""
 
     optimizer: Annotated[
-        str, Option("Optimizer: adamw, muon or ademamix, as the engine has.", "adamw")
+        str, Option("Optimizer: adamw, or muon or ademamix if the engine has it.", "adamw")
     ]
     muon_mode: Annotated[
         str,
@@ -274,7 +274,9 @@ class MemoryOptions(TypedDict, total=False):
     ]
     moments: Annotated[
         str,
-        Option("Type of the optimizer's moments: fp32, bf16 or fp8, as the engine has.", "fp32"),
+        Option(
+            "Type of the optimizer's moments: fp32, or bf16 or fp8 if the engine has it.", "fp32"
+        ),
     ]
     offload: Annotated[
         str, Option("What moves to the host's memory: none, or optimizer (its states).", "none")
@@ -293,7 +295,7 @@ class MemoryOptions(TypedDict, total=False):
     memory_margin: Annotated[
         str | None,
         Option(
-            "Memory of a GPU to keep free: 2GiB, 5%; or -1GiB, which may be missing.",
+            "Memory of a GPU to keep free: 2GiB, 5%; with -1GiB, 1 GiB may be missing.",
             None,
             "none",
             metavar="SIZE",
@@ -422,7 +424,9 @@ class RunsOptions(TypedDict, total=False):
 
     grids: Annotated[
         str,
-        Option("Grids to run: all, top:N, or spread:N, which is evenly over the ranking.", "all"),
+        Option(
+            "Grids to run: all, top:N (the best), or spread:N (evenly over the ranking).", "all"
+        ),
     ]
     grid: Annotated[
         tuple[str, ...], Option("Run this grid; may be given again.", (), metavar="GRID")
@@ -459,7 +463,7 @@ class PartsOptions(TypedDict, total=False):
         ),
     ]
     machine: Annotated[
-        str | None, Option("Profile (preset or YAML file) that says what is not measured.")
+        str | None, Option("Profile (preset or YAML file) from which comes what is not measured.")
     ]
     model: Annotated[
         str | None, Option("Measure products and attention for the search of this model, too.")

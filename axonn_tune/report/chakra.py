@@ -227,7 +227,7 @@ def _attribute(name: str, value: bytes) -> bytes:
 
 
 def _joined(pieces: Sequence[bytes | _RankNode]) -> list[bytes | _RankNode]:
-    """Return the same pieces with neighbours that do not vary as one."""
+    """Join neighbouring pieces of bytes; what depends on the rank stays a piece of its own."""
     joined: list[bytes | _RankNode] = []
     for piece in pieces:
         if isinstance(piece, bytes) and joined and isinstance(joined[-1], bytes):

@@ -28,7 +28,7 @@ def memory_text(prediction: Prediction) -> str:
 
 
 def _lacking(prediction: Prediction) -> str:
-    """Return what of a configuration that does not fit takes most, or the memory that it lacks."""
+    """Name the largest memory term of a configuration that does not fit, or the host's memory."""
     return prediction.largest_memory_term if prediction.fits_in_host else "host memory"
 
 

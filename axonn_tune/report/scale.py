@@ -84,7 +84,7 @@ def _columns(rows: Sequence[_Row]) -> list[Column[_Row]]:
 
 
 def _of(cell: Callable[[Prediction], Any], otherwise: str = "-") -> Callable[[_Row], Any]:
-    """Return what stands in a cell: of the prediction, or something else where there is none."""
+    """Return a function that fills a cell from a row's prediction, or else with `otherwise`."""
     return lambda row: otherwise if row[0].prediction is None else cell(row[0].prediction)
 
 

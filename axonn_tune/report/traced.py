@@ -48,7 +48,7 @@ def traced_text(lines: Sequence[MeasuredLine], source: str, n_steps: int, limit:
 
 
 def _lacking(title: str, lines: Sequence[MeasuredLine], absent: str, limit: int | None) -> str:
-    """Return a list of the lines of which one side has nothing, or nothing."""
+    """Return a table of the lines that one side lacks; it is empty if there are none."""
     chosen = [line for line in lines if not getattr(line, absent)]
     if not chosen:
         return ""

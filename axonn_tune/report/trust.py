@@ -1,4 +1,4 @@
-"""How far to trust a strategy's rows: how its predictions have fared, and what is special of it."""
+"""How far to trust a strategy's rows: how its predictions have fared, and its caveats."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def note_name(title: str) -> str:
 
 
 def _is_of_all(row: Sequence[str]) -> bool:
-    """Return whether a row of steps counts a whole table, with or without runs set apart."""
+    """Return whether a row is about all steps of a table, with or without runs set apart."""
     return row[1].startswith("all")
 
 
@@ -138,7 +138,7 @@ def _groups_table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _of_system(group: Sequence[Comparison]) -> tuple[str, str]:
-    """Return the sources of one system and its runs."""
+    """Return a sentence on the sources of one system, and the table of its runs."""
     sources = "; ".join(dict.fromkeys(result.source for result in group))
     return f"Sources of the numbers: {sources}.", markdown_table(run_rows(group), RUN_HEADERS)
 

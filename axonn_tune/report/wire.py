@@ -1,4 +1,4 @@
-"""The wire format of Protocol Buffers, as far as messages need it that are only written.
+"""The wire format of Protocol Buffers, as far as it is needed to write messages.
 
 A message is the concatenation of its fields, and a field is its number and the type of its value,
 followed by the value: an integer, or bytes with their length before them

@@ -41,7 +41,7 @@ def megatron_on_alps(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 
 def steps_of_cscs(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Yield the steps that CSCS's regression tests expect, none of which a number is fitted to."""
+    """Yield the steps that CSCS's regression tests expect; no number is fitted to them."""
     source = "eth-cscs/cscs-reframe-tests at 2f813557"
     machine = loaders.machine("alps")
     paper = Paper("Megatron-Core in CSCS's tests", source, machine, assumed=("vocabulary",))

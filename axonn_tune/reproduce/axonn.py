@@ -91,7 +91,7 @@ def _strategy_of(row: Row, loaders: Loaders) -> Axonn4D:
 
 
 def _is_serial(row: Row) -> bool:
-    """Return whether nothing overlaps; points of that machine come from the very run."""
+    """Return whether nothing overlaps in a row: one of a log, on a machine that runs serially."""
     return bool(row["grid"]) and row["machine"] in _SERIAL_MACHINES
 
 

@@ -105,7 +105,8 @@ def with_graphs_of_parts(engine: Engine) -> Engine:
     What its host issues in a layer that is paired with another one is less, but not known. The
     operations within a graph count as any others, although the host launches one graph for each
     pass of a layer in their place (Megatron-LM d98e8a64, core/transformer/transformer_layer.py,
-    `_te_cuda_graph_replay`): without them steps to which nothing is fitted are met less well.
+    `_te_cuda_graph_replay`): without them, steps to which nothing is fitted are predicted less
+    well.
     """
     return replace(engine, megatron=replace(engine.megatron, combined_issues=None))
 

@@ -76,7 +76,7 @@ def nanotron(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 
 def slept(rows: Sequence[Row]) -> list[bool]:
-    """Return of each run whether it slept between its stages.
+    """Return for each run whether its hosts slept over the messages between stages.
 
     Such a run takes longer, by all that sleep in each slot of its pipeline, than another one of the
     same model and tensor group that has no less to do in a slot: it has at most as many stages, and
@@ -95,7 +95,7 @@ def slept(rows: Sequence[Row]) -> list[bool]:
 
 
 def waited(rows: Sequence[Row]) -> list[bool]:
-    """Return of each run without stages whether its host waited in the collectives of its group.
+    """Return for each run whether it has no stages and its host waited in collectives.
 
     Such a run took longer for each slot than another one of the same model and tensor group that
     has no less to do in a slot: at least its micro-batch, and at most as many slots, since the end
@@ -124,7 +124,7 @@ def _has_stages(row: Row) -> bool:
 
 
 def _least_seconds(row: Row, group: Iterable[Row]) -> float:
-    """Return the time of the fastest slot of a group's runs that have no less to do in it."""
+    """Return the least time of a slot among those runs of a group that do no less in a slot."""
     return min(
         _slot_seconds(other)
         for other in group

@@ -98,7 +98,7 @@ def time_runs(runs: Sequence[Run], predictions: Sequence[Prediction | None]) -> 
 
 
 def beside_baseline(predicted: Sequence[tuple[Run, Prediction]]) -> list[TimedRun]:
-    """Fit the naive baseline's one parameter to all measured steps, and set both beside them."""
+    """Set measured steps beside predictions and a baseline with one parameter, fitted to all."""
     comparisons = [compare_number(run, "step_seconds", p) for run, p in predicted]
     at_peak = [_seconds_at_peak(p) for _, p in predicted]
     hfu = _fitted_hfu(np.array(at_peak), np.array([c.published for c in comparisons]))

@@ -94,9 +94,11 @@ class RunRequest:
         if self.model.parallel_block:
             raise InputError(f"run: {owner} does not run models with parallel blocks")
         if self.goldfish is not None:
-            raise InputError(f"run: goldfish is of axonn here; {owner} does not have it")
+            raise InputError(f"run: goldfish is given, which {owner} does not have; allowed: axonn")
         if self.job.overlap.grad_reduce:
-            raise InputError(f"run: overlap_grad_reduce is of axonn here; {owner} does not have it")
+            raise InputError(
+                f"run: overlap_grad_reduce is true, which {owner} does not have; allowed: axonn"
+            )
 
 
 def require_built(model: Model, seq_len: int | None, engine: Engine = IDEAL) -> None:

@@ -114,7 +114,8 @@ def nearest_multiples(target: int, counts: Ints) -> tuple[int, int]:
 def batches_near(target: int, within_fraction: float, n_gpus: int) -> list[int]:
     """Return a few batches near a target, those first that can be cut into the most equal shares.
 
-    Among as many shares the nearest comes first. Batches that `can_share` refuses come last.
+    Among batches with equally many shares, the nearest comes first. Batches that `can_share`
+    refuses come last.
     """
     low = math.ceil(target * (1.0 - within_fraction))
     high = math.floor(target * (1.0 + within_fraction))

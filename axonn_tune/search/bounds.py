@@ -2,9 +2,9 @@
 
 The passes of a pipeline bound the time of a step from below (`PlayedStep.least_seconds`), and to
 play them through the pipeline takes longer than all else. So the candidate with the least bound of
-each placement is played first; of the others, those that its time does not rule out. Where only
-some of the best placements are wanted, as many are played first, and no candidate whose bound is
-above all of their times.
+each placement is played first. Its time rules out others, and only those that are left are played,
+too. Where only some of the best placements are wanted, as many are played first, and no candidate
+whose bound is above all of their times.
 """
 
 from __future__ import annotations

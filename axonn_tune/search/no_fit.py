@@ -96,7 +96,7 @@ def _gpus_hint(search: Search) -> str:
 
 
 def near_step(n_gpus: int, farthest: int) -> int:
-    """Return the largest power of two of whose multiples enough lie near a number, itself one."""
+    """Return the largest power of two that divides a number and has enough multiples near it."""
     step = n_gpus & -n_gpus
     while step > 1 and step * LEAST_NEAR_COUNTS > farthest:
         step //= 2

@@ -147,7 +147,7 @@ def _untried_remark(search: Search, best: Configuration) -> str:
 
 
 def _row_of(ranking: Ranking, wanted: Placements) -> int | None:
-    """Return the first row with the ranks' placement of a wanted layout and order; None if none."""
+    """Return the first row that places ranks as a wanted layout does; None if there is none."""
     ranked = ranking.table.placements
     is_layout = (ranked.sizes == wanted.sizes[:, :1]).all(axis=0)
     is_split = wanted.sizes[: len(wanted.strides), 0] > 1  # The folded axis has no stride.

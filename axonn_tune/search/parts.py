@@ -112,14 +112,14 @@ class OrderedPart(NamedTuple):
 
     @property
     def fits(self) -> np.ndarray:
-        """Whether it suffices."""
+        """Whether the memory suffices for each candidate, bool of shape (C,)."""
         return self.part.fits[self.rows]
 
 
 def in_orders(
     parts: Sequence[SizedPart], orders: Sequence[str], taken: Sequence[Rows]
 ) -> list[OrderedPart]:
-    """Return the candidates that are taken of each part, with their layouts in every order.
+    """Return the rows `taken` of each part, once for every rank order of their layouts.
 
     Their placements have no other layouts.
     """
@@ -173,7 +173,7 @@ def _without_slower(part: SizedPart, others: Sequence[SizedPart], n_orders: Ints
 
 
 def _numbers(table: CandidateTable) -> Ints:
-    """Return a number for each candidate, whatever it recomputes."""
+    """Return a number for each candidate; those that differ in recomputation alone share it."""
     return (table.placement << 32) + table.micro_batch
 
 

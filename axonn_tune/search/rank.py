@@ -244,7 +244,7 @@ def with_best_batch(search: Search) -> Search:
 
 
 def rank_best(search: Search, n: int | None) -> Ranking:
-    """Rank the n best layouts, or all; chances need some more, which are ranked as well.
+    """Rank the n best layouts, but at least the `N_ROWS` that chances need; or rank all.
 
     It is the beginning of what `rank_candidates` returns.
     """
@@ -252,9 +252,9 @@ def rank_best(search: Search, n: int | None) -> Ranking:
 
 
 def only_configuration(search: Search) -> Configuration | None:
-    """Return the configuration of a search that has one and ranks it whether it fits or not.
+    """Return the only configuration of a search that also ranks what does not fit in memory.
 
-    None says that the search has to choose, or to say why it has nothing to choose from.
+    It is None if the search has to choose, or has to say why there is nothing to choose from.
     """
     is_free = search.other_batches or search.partial_recompute or not search.include_oom
     if is_free or search.scenario.job.offloads_optimizer:
@@ -358,7 +358,7 @@ def _played(
 
 
 def _wanted(ranking: Ranking, n_layouts: int) -> Ranking:
-    """Return the ranking of as many layouts as are wanted; what nearly fits is faster than that."""
+    """Return as many layouts as are wanted, and of what nearly fits only what beats the last."""
     n_wanted = ranking.search.n_wanted
     if n_wanted is not None and n_layouts > n_wanted:
         near = ranking.near

@@ -21,9 +21,9 @@ LaneTimes = dict[int, Array]
 
 
 class LaneSharing(NamedTuple):
-    """What candidates that are played together do not share of the lanes of their program.
+    """How the lanes of a program differ among the candidates that are played together.
 
-    Arrays hold 1 for the candidates of which something holds, and 0 for others: to multiply with
+    Arrays hold 1 for candidates for which a statement is true, and 0 for others: to multiply by
     them takes half as long as to choose.
 
     is_used
@@ -50,11 +50,11 @@ class LaneSharing(NamedTuple):
         return free
 
     def joined(self, lanes: frozenset[int]) -> frozenset[int]:
-        """Return lanes together with those that are the same links for some candidates."""
+        """Add to some lanes those that stand for the same links, for at least one candidate."""
         return lanes.union(other for lane in lanes for other, _ in self.same.get(lane, ()))
 
     def rows(self, rows: np.ndarray) -> LaneSharing:
-        """Return what some of the candidates do not share."""
+        """Return how the lanes differ among some of the candidates."""
         return LaneSharing(
             {lane: is_used[rows] for lane, is_used in self.is_used.items()},
             {
@@ -69,7 +69,7 @@ ALIKE = LaneSharing({}, {})
 
 
 def shared_lanes(groups: Sequence[str], lanes: Ints) -> tuple[AxisLanes, LaneSharing]:
-    """Return the lane of each group in a program for all candidates, and what they do not share.
+    """Return the lane of each group in a program for all candidates, and how lanes differ.
 
     Parameters
     ----------

@@ -84,7 +84,7 @@ class PipelineShape:
 
     @property
     def micro_of_start(self) -> int:
-        """How many micro-batches may belong to the start of the pipeline; as many to its drain."""
+        """How many micro-batches may belong to the pipeline's start; as many may to its drain."""
         return self.n_stages * (1 if self._has_one_stage else ROUNDS_OF_START[self.schedule])
 
     @property
@@ -297,11 +297,11 @@ def _is_alone(shape: PipelineShape, rank: Ints, n_micro: int) -> np.ndarray:
 def _is_filling(
     shape: PipelineShape, direction: Ints, stage: Ints, micro: Ints, n_micro: int
 ) -> np.ndarray:
-    """Return whether the pipeline fills or drains with passes of ranks between two ends.
+    """Return which passes fill or drain the pipeline on ranks between the first and the last.
 
     The last rank waits for the first micro-batch to come through all ranks before it, and the step
     for the gradient of the last one to come back. The slowest GPU may be in one of these ranks,
-    which is taken to be the first. With DualPipe no such pass is told from others.
+    which is taken to be the first. With DualPipe no pass counts as such.
     """
     is_between = (stage > 0) & (stage < shape.n_stages - 1) & (shape.schedule != DUALPIPE)
     fills = (direction == FORWARD) & (micro == 0)

@@ -218,7 +218,7 @@ def compile_program(phases: Sequence[Phase], axis_lanes: AxisLanes) -> Program:
 def _compiled(
     issues: tuple[Issues, ...], axis_lanes: tuple[tuple[str, int], ...]
 ) -> tuple[tuple[PhaseProgram, ...], tuple[int, ...], tuple[frozenset[str], ...]]:
-    """Return the schedules of phases whose groups occupy these lanes, and what `Program` says."""
+    """Return all fields of a `Program` but `repeats`; the groups occupy these lanes."""
     lane_of_group = {**HOST_LANES, **dict(axis_lanes)}
     lanes = {
         issue.name: lane

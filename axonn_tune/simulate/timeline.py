@@ -339,7 +339,7 @@ class _Recording:
         self._busy_until = delayed(self._busy_until)
 
     def _charge(self, holding: int) -> None:
-        """Charge the standstill until the event `holding` ends to it and to those it followed."""
+        """Charge a standstill to the event `holding`, which ends it, and to those it followed."""
         idle_from = self.compute_free
         index: int | None = holding
         while index is not None and self.events[index].end_seconds > idle_from:

@@ -48,7 +48,7 @@ class AxisGroups:
 
 
 def axes_by_ranks(placements: Placements, rank: int = 0) -> dict[tuple[int, ...], str]:
-    """Return the axis, or the product of axes, by the ranks of its group that a rank is in.
+    """Map the ranks of each group that a rank is in to the group's axis, or product of axes.
 
     The groups are those of the first of the placements. If two groups have the same ranks, the axis
     that is named first is returned.

@@ -175,7 +175,7 @@ class Facility:
     def __post_init__(self) -> None:
         require_all_positive("facility", self)
         if self.node_hour_price is not None and not self.currency:
-            raise InputError("facility: currency is empty; say of what node_hour_price is")
+            raise InputError("facility: currency is empty; name the currency of node_hour_price")
 
     def check_possible(self) -> None:
         """Raise InputError if a fact is so small or so large that no computing centre has it."""

@@ -273,7 +273,7 @@ class Model:
         return bool(every) and (layer + 1) % every == 0
 
     def counts(self, layers: Sequence[int]) -> dict[Block, int]:
-        """Return how many of some layers there are of each kind, in the model's order of kinds."""
+        """Count the given layers of each kind, in the model's order of kinds."""
         if layers and len(self._kinds) == 1:
             return {self._kinds[0]: len(layers)}
         number = Counter(self.blocks[layer] for layer in layers)
@@ -591,7 +591,7 @@ class Model:
     ) -> float:
         """Return `model_flops` with the causal half of the score matrix alone.
 
-        So count Megatron-LM (core_v0.19.0, `num_floating_point_operations`) and Megatron-Bridge.
+        Megatron-LM (core_v0.19.0, `num_floating_point_operations`) and Megatron-Bridge count so.
         """
         with_scores, without_scores = (
             self.model_flops(n_tokens, length, adapters, mtp_modules, frozen)

@@ -538,7 +538,7 @@ class Pipeline:
 
     @property
     def without_sync(self) -> Stage:
-        """The first stage in the passes of which `sync` are those that synchronise the step.
+        """The first stage in those of its passes that `sync` replaces where a step synchronises.
 
         These are the first forward and the last backward pass, beside which no other pass runs.
         """
@@ -711,7 +711,7 @@ class StepPlan:
         return [(n_micro * times, parts) for times, parts in self.last_passes]
 
     def _work_with_lone_passes(self, pipeline: Pipeline) -> Iterator[tuple[Size, tuple[Part, ...]]]:
-        """Yield the passes of a rank of the last stage, those apart beside which no others run.
+        """Yield passes of a rank of the last stage with their number, those that run alone apart.
 
         Before its forward and backward passes alternate, such a rank runs a round of micro-batches
         in each of its virtual stages but the last. As many backward passes are left at the end.

@@ -1,4 +1,4 @@
-"""A step plan whose operations are exchanged, each for one that stands in its place."""
+"""A step plan in which each operation is replaced by what a function makes of it."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Scenario:
 
     @property
     def _job_here(self) -> Job:
-        """The job with what the machine's GPU asks of low products and of streams."""
+        """The job with two facts of the GPU: `transposes_operands` and `one_queue`."""
         gpu = self.machine.gpu
         return replace(
             self.job, transposes_operands=gpu.transposes_operands, one_queue=gpu.one_queue

@@ -112,7 +112,7 @@ class Frozen:
         return cls(embedding, n_layers, head)
 
     def layers_above(self, layers: Sequence[int]) -> Sequence[int]:
-        """Return those of some layers that are not frozen."""
+        """Return the given layers without those that are frozen."""
         return [layer for layer in layers if layer >= self.n_layers] if self.n_layers else layers
 
     def __bool__(self) -> bool:

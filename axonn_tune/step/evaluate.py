@@ -460,7 +460,7 @@ def host_seconds_of(
 
 
 def _on_machines(priced: Sequence[T], price: Callable[[T], Array]) -> Array:
-    """Return times on M machines, shape (M, chunk), from what makes the time on each of them.
+    """Return times on M machines, shape (M, chunk), by calling `price` for each machine.
 
     What machines share with the first one is priced once.
     """
@@ -495,7 +495,7 @@ def _slowdowns(machine: Machine) -> tuple[float, float]:
 
 
 def _without_slowdowns(kernels: KernelRates) -> KernelRates:
-    """Return the rates that make the price of a kernel that runs alone."""
+    """Return the rates without slowdowns, which price a kernel that runs alone."""
     none = kernels.slowdown_fraction.scaled(0.0)
     return replace(kernels, slowdown_fraction=none, collective_slowdown_fraction=none)
 

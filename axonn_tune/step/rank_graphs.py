@@ -139,7 +139,7 @@ class _Passes:
             graph.transfer(transfer, seconds, self._message(True, identity, target))
 
     def _delay(self, each: PlayedPass) -> float:
-        """Return how much later what a pass receives arrives than in the schedule.
+        """Return by how many seconds a pass receives its input later than the schedule says.
 
         The micro-batches of the first round wait only in the stages that they have left.
         """

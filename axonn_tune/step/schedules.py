@@ -47,7 +47,7 @@ class Schedules:
         return sized(operation, self.shape_rows)
 
     def shape_suffices(self, operation: Operation) -> bool:
-        """Return whether candidates of one shape have one price of a kernel.
+        """Return whether a kernel has the same price for all candidates of a shape.
 
         The other kernels run over what a rank stores, such as its share of the gradients.
         """

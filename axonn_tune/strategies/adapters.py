@@ -195,8 +195,8 @@ class AdapterPasses:
 
         Where columns were exchanged for tokens, kernels part those of the rank's own tokens for
         each rank, and one joins what comes back (Megatron-Bridge 067f987d, peft/utils.py,
-        `_All2AllHp2Sp`). Else all columns of all tokens are gathered, unless each rank has them,
-        and one kernel copies the rank's own.
+        `_All2AllHp2Sp`). Otherwise all columns of all tokens are gathered, unless each rank has
+        them, and one kernel copies the rank's own.
         """
         own_bytes = adapter.layer.output_bytes / self.shapes.y
         if self.shapes.exchanges_adapters:

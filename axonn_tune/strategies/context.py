@@ -163,9 +163,9 @@ class Ring(ContextParallelism):
         values on. The backward pass ends with it: the first step sends keys and values, the last
         one the sums of their gradients, the others both. No ring splits attention with a window.
 
-        A kernel of its own adds each step's output, after the last of those that sum the
-        denominators of the softmax, of which the others run beside the steps. In the backward pass
-        every rank launches three for each step, which sum dQ, dK and dV (flash_attn_fwd_* and
+        Kernels sum the denominators of the softmax; all but the last of them run beside the steps.
+        After the last one, a kernel of its own adds each step's output. In the backward pass every
+        rank launches three kernels for each step, which sum dQ, dK and dV (flash_attn_fwd_* and
         `backward` of AttnFuncWithCPAndKVP2P).
         """
         masked = self._masked(chain, window)

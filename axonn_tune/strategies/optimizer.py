@@ -68,7 +68,7 @@ class States(NamedTuple):
 
     @property
     def are_mixed(self) -> bool:
-        """Whether they are those of a mixed precision: a master weight and moments in fp32."""
+        """Whether these are states of mixed precision: a master weight and moments in fp32."""
         return self.moment_bytes == self.master_bytes == FP32_BYTES and self.has_copies
 
 

@@ -281,9 +281,10 @@ def memory_of_stages(
 def _needy_middle_stages(shapes: Shapes, table: CandidateTable) -> list[int]:
     """Return the stages between the first and the last one that may need more memory than these.
 
-    A stage with more layers than the first one may, and of those with equally many the earliest,
-    which holds the activations of most micro-batches. So may the second one where layers differ,
-    and every one that a layout names.
+    A stage with more layers than the first one may need more. Of several with equally many layers,
+    only the earliest counts, since it holds the activations of most micro-batches. Where layers
+    differ, the second stage may need more, too, and where the user gives a layout of stages, any
+    may.
     """
     n_stages = table.n_stages
     if shapes.stage_layout:

@@ -30,7 +30,7 @@ def broken_tensor_rules(model: Model, tensor: np.ndarray) -> dict[str, np.ndarra
 
 
 def _split_mlp_sizes(model: Model) -> int:
-    """Return a number that tensor divides if it divides the inner features of every split MLP."""
+    """Return the largest number that divides the inner features of each MLP that is split."""
     experts = model.experts
     shared = experts.shared_hidden_size if experts is not None else 0
     return math.gcd(model.ffn_hidden_size, shared)
@@ -145,4 +145,4 @@ class SequenceParallel(Communication):
         host.memory_bound(f"{message}.shard", moved, "copy", n_issues=n_issues)
 
     def _order_tokens(self, host: HostProgram, message: str, nbytes: Size) -> None:
-        """Reorder the tokens of a message by rank, in engines that have to; by default do not."""
+        """Reorder the tokens of a message by rank; by default, nothing has to be done."""

@@ -243,7 +243,7 @@ class Shapes:
 
     @cached_property
     def _one_candidate(self) -> CandidateTable:
-        """A candidate that recomputes least; those of one plan may differ in how many layers."""
+        """A candidate that recomputes the fewest layers; those of one plan may differ in that."""
         return self.table.take(np.argsort(extent(self.table.recompute), kind="stable")[:1])
 
     @cached_property
@@ -252,7 +252,7 @@ class Shapes:
         return recomputed_modules(self._one_candidate.common_recompute)
 
     def backward_layers(self, layers: Sequence[int]) -> Sequence[int]:
-        """Return those of some layers that have a backward pass: all above the frozen ones."""
+        """Return the given layers that have a backward pass: all above the frozen ones."""
         return self.job.frozen.layers_above(layers)
 
     @cached_property

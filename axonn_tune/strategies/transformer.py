@@ -71,7 +71,7 @@ class Transformer:
 
     @cached_property
     def _otherwise(self) -> Transformer:
-        """The same with selective recomputation where this one has none, and the reverse."""
+        """The same phases with the other of two recomputations: none or selective."""
         recompute = "none" if self.shapes.recompute == "selective" else "selective"
         return replace(self, shapes=replace(self.shapes, block_recompute=recompute))
 

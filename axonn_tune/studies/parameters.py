@@ -219,7 +219,7 @@ def _new_value(setting: str, text: str, parameter: Parameter) -> float:
     factor_set = value / parameter.value if value and parameter.value else 1.0
     if not 1.0 / LARGEST_FACTOR <= factor_set <= LARGEST_FACTOR:
         raise InputError(
-            f"--set {setting}: allowed: within a factor of {LARGEST_FACTOR:g} of today's value"
+            f"--set {setting}: allowed: within a factor of {LARGEST_FACTOR:g} of the value so far"
         )
     return value
 

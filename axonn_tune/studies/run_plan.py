@@ -65,7 +65,7 @@ def plan_run(
         Tokens of the run; None takes as many as the budget buys, or without a budget 20 for each
         parameter (Chinchilla).
     on_its_gpus : bool
-        Whether the search's number of GPUs is kept. Otherwise the limits find it, see
+        Whether the search's number of GPUs is kept. Otherwise the limits determine it; see
         `meet_deadline` and `spend_budget`.
     detail
         What the predictions have to state, at least the interval.
@@ -93,8 +93,8 @@ def plan_run(
         return RunPlan(spend_budget(search, tokens, limits, each, detail), limits, tokens, True)
     if tokens is None or limits.deadline_seconds is None:
         raise InputError(
-            "give --gpus, or what finds their number: --deadline, such as 30d, --node-hours or "
-            "--gpu-hours"
+            "give --gpus, or a limit that determines their number: --deadline, such as 30d, "
+            "--node-hours or --gpu-hours"
         )
     runs = meet_deadline(search, tokens, limits.deadline_seconds, each, detail)
     return RunPlan(runs, limits, tokens, True)
@@ -147,7 +147,7 @@ def meet_deadline(
     if math.isinf(best.wall_seconds):
         raise _never_ends(best)
     raise InputError(
-        f"no count of GPUs meets --deadline, of {_span(counts)}: {best.scenario.job.n_gpus} come "
+        f"no count of GPUs ({_span(counts)}) meets --deadline: {best.scenario.job.n_gpus} come "
         f"nearest with {best.wall_seconds / DAY_SECONDS:.3g} days; {_hint(search, counts)}"
     )
 
@@ -162,10 +162,11 @@ def spend_budget(
     """Return runs on falling GPU counts, the last one the best use of a budget.
 
     Of the counts that train the tokens within the limits, the best is the one that ends soonest, or
-    with a deadline the cheapest: who names one has said how soon is soon enough. Where there is
-    none, all runs are over the tokens that the limits let them train, and the best trains most. The
-    counts are those of `meet_deadline`, from all that the machine has, or on which the budget lasts
-    an hour, down to a node. Those are left out that could not be better at the GPUs' peak.
+    with a deadline the cheapest: who names a deadline has said how soon is soon enough. Where no
+    count does, all runs are over the tokens that the limits let them train, and the best trains
+    most. The counts are those of `meet_deadline`, from all that the machine has, or on which the
+    budget lasts an hour, down to a node. A count is left out if it could not be better even at the
+    peak of its GPUs.
 
     Raises
     ------
@@ -240,7 +241,7 @@ def _too_little(limits: Limits) -> InputError:
 
 
 def _never_ends(run: TrainingRun) -> InputError:
-    """Return the error that failures come sooner than a run gets on."""
+    """Return the error that failures leave a run no time to make progress."""
     failures = run.failures
     return InputError(
         f"a job on {run.scenario.job.n_gpus} GPUs fails every {failures.mtbf_seconds:.3g} s "
@@ -277,8 +278,8 @@ def _counts_by(search: Search, tokens: float, deadline_seconds: float) -> list[i
     least = max(needed, search.scenario.machine.ranks_per_node)
     if least > most:
         raise InputError(
-            f"--deadline: even at their peak it takes {least:.0f} GPUs, and there are {most}; "
-            "allowed: a later one"
+            f"--deadline: the run takes {least:.0f} GPUs even at their peak, and there are {most}; "
+            "allowed: a later deadline"
         )
     return _counts(search, least, min(most, 64 * least), most)
 

@@ -200,7 +200,7 @@ def model_flops(scenario: Scenario, n_tokens: float) -> float:
 
 
 def causal_flops(scenario: Scenario, n_tokens: float) -> float:
-    """Return the same with the half of each score matrix only that causal attention forms."""
+    """Return `model_flops` with only the half of each score matrix that causal attention forms."""
     return scenario.causal_flops * (n_tokens / scenario.job.tokens)
 
 

@@ -233,7 +233,7 @@ def _attention(sequences: int, heads: int, seq_len: int, head_dim: int, backward
 def _rehearsed(
     rehearsal: Rehearsal, groups: Mapping[tuple[int, ...], str], planned: Mapping[Subject, int]
 ) -> dict[Subject, int]:
-    """Return how often the program did what; messages of nearly a planned size count as that."""
+    """Count what the program did; a message of nearly a planned size counts as the planned one."""
     done: dict[Subject, int] = defaultdict(int)
     for operation, count in rehearsal.counts.items():
         if isinstance(operation, Product):
@@ -250,7 +250,7 @@ def _rehearsed(
 
 
 def _nearest(subject: Subject, planned: Mapping[Subject, int]) -> Subject:
-    """Return the planned message of the same kind, group and nearly the same size, if there is."""
+    """Return the planned message of the same kind, group and nearly the same size, or this one."""
     for other in planned:
         if (other.kind, other.group) == (subject.kind, subject.group) and math.isclose(
             other.nbytes, subject.nbytes, rel_tol=SAME_BYTES
@@ -260,9 +260,10 @@ def _nearest(subject: Subject, planned: Mapping[Subject, int]) -> Subject:
 
 
 def _memory(planned_bytes: Mapping[str, float], rehearsal: Rehearsal) -> tuple[MemoryLine, ...]:
-    """Return what holds memory; the memory model's working set is of activations.
+    """Return the planned and the rehearsed bytes by what holds them.
 
-    Where no weights are gathered, what is gathered are tokens, which are activations.
+    The working set of the memory model counts as activations. So does what is gathered where no
+    weights are: these are tokens.
     """
     by_holder: dict[str, float] = defaultdict(float)
     for term, nbytes in planned_bytes.items():

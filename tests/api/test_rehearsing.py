@@ -330,7 +330,7 @@ def test_the_command_exits_with_1_if_something_differs(capsys):
     [
         (("--model", "tiny"), "give --gpus, --model and --grid"),
         (("--script", "x.py"), "--ranks"),
-        (("--script", "x.py", "--ranks", "2", "--gpus", "2"), "--gpus is of a layout"),
+        (("--script", "x.py", "--ranks", "2", "--gpus", "2"), "--gpus does not go with --script"),
         (("--script", "missing.py", "--ranks", "2"), "missing.py cannot be read"),
         ((*TINY[1:], "--engine", "deepspeed"), "bundled"),
         (("--gpus", "8", "--model", "mixtral-8x7b", "--grid", "1x1x8x1"), "has experts"),

@@ -48,7 +48,9 @@ def test_the_document_of_a_run_is_a_log(capsys, tmp_path):
     assert row["engine"] == "bundled" and "memory_gib" not in row
     del document["grid"]
     log.write_text(json.dumps(document))
-    assert_refused(capsys, "runs", log, culprit="run.json: no document of a run: KeyError('grid')")
+    assert_refused(
+        capsys, "runs", log, culprit="run.json: not a document that `run` writes: KeyError('grid')"
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +83,9 @@ def test_zeros_without_line_ends_are_refused_at_once(capsys, tmp_path, name, sta
         file.truncate(200_000_000)
     before = time.process_time()
     line = 1 + start.count("\n")
-    assert_refused(capsys, "runs", path, culprit=f"{name}, line {line} is too long; allowed: 16")
+    assert_refused(
+        capsys, "runs", path, culprit=f"{name}, line {line} is too long; allowed: at most 16"
+    )
     assert time.process_time() - before < 1.5
 
 

@@ -47,7 +47,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "large"
     with open(path, "wb") as file:
         file.truncate(10**11)
-    with pytest.raises(FileError, match="large is too large; allowed: 64 MiB"):
+    with pytest.raises(FileError, match="large is too large; allowed: at most 64 MiB"):
         read_text(path)
 
 
@@ -60,7 +60,7 @@ def test_a_line_that_is_too_long_is_refused_by_its_number(tmp_path: Path, end: s
     assert read_text(path, longest_line_bytes=2**20).count("x") == 2 * longest + 2**20
     path.write_bytes((text + "x").encode())
     line = 2 + 2 * end.count("\n")
-    with pytest.raises(FileError, match=f"log, line {line} is too long; allowed: 1 MiB"):
+    with pytest.raises(FileError, match=f"log, line {line} is too long; allowed: at most 1 MiB"):
         read_text(path, longest_line_bytes=2**20)
     assert read_text(path).endswith("x")
 

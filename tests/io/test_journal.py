@@ -101,7 +101,9 @@ def test_a_run_that_ends_the_job_again_and_again_counts_as_failed(journal):
 
 @pytest.mark.parametrize("output", ["/dev/null", "/dev/stdout", "/tmp"])
 def test_a_journal_needs_a_file_beside_which_it_stands(output):
-    with pytest.raises(FileError, match=f"{output} is no file"):
+    with pytest.raises(
+        FileError, match=f"{output} is not an ordinary file; allowed: one, beside which"
+    ):
         Journal.beside(output)
 
 

@@ -136,8 +136,8 @@ def test_a_group_without_a_description_is_read_though_its_json_is_broken(trace):
         ("", "malformed JSON"),
         ('{"traceEvents": [{"ph": "X", "na', "malformed JSON"),
         ('{"traceEvents": NaN}', "NaN is no number"),
-        ("{}", "no trace of torch's profiler"),
-        ("3", "no trace of torch's profiler"),
+        ("{}", "not a trace of torch's profiler"),
+        ("3", "not a trace of torch's profiler"),
         ('{"traceEvents": []}', "neither kernels nor operations"),
         ('{"traceEvents": [{"ph": "X", "name": 3, "dur": 1}]}', "neither kernels"),
         (json.dumps([kernel("nccl", 1, **{**NCCL, "Group size": "many"})]), "malformed event"),
@@ -160,10 +160,10 @@ def test_a_packed_trace_is_read(tmp_path, trace):
     packed.write_bytes(gzip.compress((tmp_path / "trace.json").read_bytes()))
     assert load_trace(packed) == plain
     packed.write_bytes(packed.read_bytes()[:-20])
-    with pytest.raises(FileError, match=r"trace\.json\.gz: (the gzip file is cut|no gzip file)"):
+    with pytest.raises(FileError, match=r"trace\.json\.gz: (the gzip file is cut|not a gzip file)"):
         load_trace(packed)
     packed.write_bytes(b"{}")
-    with pytest.raises(FileError, match=r"trace\.json\.gz: no gzip file of UTF-8 text"):
+    with pytest.raises(FileError, match=r"trace\.json\.gz: not a gzip file of UTF-8 text"):
         load_trace(packed)
 
 

@@ -295,7 +295,7 @@ def test_axonn_reduces_gradients_after_the_backward_pass_only():
 
 
 def test_deepspeed_keeps_no_replicas():
-    with pytest.raises(InputError, match=r"DeepSpeed keeps no replicas .*: --framework fsdp2"):
+    with pytest.raises(InputError, match=r"DeepSpeed has had no replicas .*: --framework fsdp2"):
         files_of("fsdp2-hybrid", framework="deepspeed")
 
 
@@ -356,7 +356,7 @@ def test_a_script_that_was_filled_in_is_not_replaced(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     said = capsys.readouterr().err
-    assert ended.value.code == 2 and f"{script} stands there with another text" in said
+    assert ended.value.code == 2 and f"{script} exists with another text" in said
     assert script.read_text().endswith("# mine\n")
     main([*arguments, "--force"])
     assert "# mine" not in script.read_text()

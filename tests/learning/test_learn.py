@@ -163,7 +163,9 @@ def test_less_than_one_degree_of_freedom_is_refused(learnt, freedom):
 
 
 def test_learning_twice_is_refused(learnt, truth):
-    with pytest.raises(InputError, match=r"has learned from 5 runs; allowed: .* \(dgx-h100\)"):
+    with pytest.raises(
+        InputError, match=r"has already learned from 5 runs; allowed: .* \(dgx-h100\)"
+    ):
         learn(learnt, trials(truth))
 
 

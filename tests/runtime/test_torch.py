@@ -188,9 +188,12 @@ LATENT = LatentAttention(kv_rank=8, q_rank=0, content_dim=8, position_dim=4, val
     ("options", "message"),
     [
         ({"configuration": SELECTIVE}, "recompute is 'selective'"),
-        ({"goldfish": 3}, "goldfish is of axonn here"),
+        ({"goldfish": 3}, "goldfish is given, which .* does not have; allowed: axonn"),
         ({"job": Job(4, 8, 16, dtype="fp32", dropout=True)}, "dropout is not executed"),
-        ({"job": Job(4, 8, 16, "fp32", overlap=REDUCING)}, "overlap_grad_reduce is of axonn here"),
+        (
+            {"job": Job(4, 8, 16, "fp32", overlap=REDUCING)},
+            "overlap_grad_reduce is true, which .* does not have",
+        ),
         ({"strategy": "zeropp"}, "strategy is 'zeropp'; allowed: axonn, zero3, megatron"),
         ({"model": Model("p", 2, 32, 4, 256, 16, parallel_block=True)}, "parallel blocks"),
         ({"model": Model("p", 2, 32, 4, 256, 16, experts=Experts(4, 2, 32))}, "has experts, which"),

@@ -131,7 +131,7 @@ def test_megatron_is_told_the_recipe(precision):
     assert ("param-gather" in script.replace("--overlap-param-gather", "")) == is_low
     assert "--exp-avg-dtype bf16" in script
     replicated = {**options, "distributed_optimizer": False, "low_weights": None}
-    with pytest.raises(InputError, match="leave out the one or --moments"):
+    with pytest.raises(InputError, match="leave out --no-distributed-optimizer or --moments"):
         launch("llama3-8b", 64, LAYOUT, "dgx-b200", **replicated)
 
 

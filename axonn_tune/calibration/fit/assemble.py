@@ -130,10 +130,10 @@ def with_link_points(machine: Machine, points: Sequence[LinkPoint]) -> Machine:
 def _with_unmeasured(
     fitted: LinkLevel, before: LinkLevel, points: Sequence[LinkPoint]
 ) -> LinkLevel:
-    """Return a fitted level with what was known before of what was not fitted.
+    """Return a fitted level; kinds of collectives that were not fitted keep their numbers.
 
-    A kind is fitted where its points have messages of two sizes or more. Steps of hops stay until
-    they are fitted, too.
+    A kind is fitted where its points have messages of two sizes or more. The steps of hops stay as
+    they were, too, and so do the limits of trees if there were any.
     """
     fractions = dict(fitted.kind_fraction)
     latencies = dict(fitted.kind_latency_seconds)

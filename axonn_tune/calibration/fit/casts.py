@@ -63,7 +63,7 @@ def _without_casts(
     if len(points) < LEAST_POINTS:
         raise InputError(
             f"--without-casts: {len(points)} products in {number_format}; allowed: at least "
-            f"{LEAST_POINTS}, from which the casts are told"
+            f"{LEAST_POINTS}, to which the time of a cast can be fitted"
         )
     seconds = np.array([point.seconds for point in points])
     most_bytes = 2.0 * BYTES_PER_ELEMENT["bf16"] + operand_bytes(number_format)

@@ -12,7 +12,7 @@ from axonn_tune.spec.machine import Machine
 
 
 def with_hops_that_hold(machine: Machine) -> Machine:
-    """Return the machine without steps of hops if rings that leave a node are met better so.
+    """Return the machine without steps of hops if that predicts rings between nodes better.
 
     Data that travel around a ring take the time of each hop. Where all ranks wait in each step for
     the slowest hop, the faster ones cost nothing. Steps of hops stay if no such ring was timed.
@@ -25,7 +25,7 @@ def with_hops_that_hold(machine: Machine) -> Machine:
 
 
 def _error(machine: Machine) -> float:
-    """Return by how much rings that leave a node are missed, as a mean of logarithms.
+    """Return the mean error of the predicted rings that leave a node, as a logarithm.
 
     It is 0 if no such ring was timed.
     """

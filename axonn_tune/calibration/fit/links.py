@@ -283,9 +283,9 @@ def _may_take_trees(unit_ranks: int, group: _Group) -> bool:
 
 
 def _takes_rings(groups: Mapping[_Group, Sequence[LinkPoint]], group: _Group) -> bool:
-    """Return whether the largest all-reduce that was gathered, too, takes as long as two gathers.
+    """Return whether an all-reduce takes as long as two all-gathers of as many bytes.
 
-    Without such gathers it is not known to.
+    The largest message for which both were timed decides; without one the answer is no.
     """
     _, stride, size, n_rings, everywhere = group
     gathers = groups.get(("all_gather", stride, size, n_rings, everywhere), [])
@@ -300,7 +300,7 @@ def _takes_rings(groups: Mapping[_Group, Sequence[LinkPoint]], group: _Group) ->
 def _tree_limits(
     unit_ranks: int, points: Sequence[LinkPoint], bandwidths: Mapping[str, Quantity]
 ) -> TreeLimits | None:
-    """Return limits by which trees are no faster than rings, if all-reduces over two nodes ran so.
+    """Return limits that make trees no faster than rings, if two nodes were seen to use rings.
 
     Without them other groups over two nodes would be predicted on trees, which pass the network
     once. Over more nodes a tree passes it twice, which these limits do not lengthen.

@@ -134,7 +134,7 @@ def with_fitted_curve(machine: Machine, points: Sequence[GemmPoint], dtype: str)
     measured = {mode: np.array([p.seconds for p in by_mode[mode]]) for mode in modes}
 
     def curve(logs: Floats, source: str) -> Machine:
-        """Return the machine with a rate for each mode and, last, the overhead in k."""
+        """Return the machine with exp(logs): a rate for each mode, then the overhead in k."""
         *rates, k_overhead = np.exp(logs).tolist()
         return _with_curve(machine, dict(zip(modes, rates, strict=True)), k_overhead, source)
 

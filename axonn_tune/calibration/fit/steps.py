@@ -146,7 +146,7 @@ def _agree(first: StepsBySize, second: StepsBySize) -> bool:
 
 
 def _in_regimes(kind: str, by_size: StepsBySize) -> list[StepPoint]:
-    """Return the steps of one kind, apart for the sizes of rings between which they jump."""
+    """Return the steps of one kind; where they jump as rings grow, a new regime begins."""
     if len(by_size) < 2:
         return []
     regimes: dict[int, list[Mapping[float, Sequence[float]]]] = {}
@@ -164,7 +164,7 @@ def _in_regimes(kind: str, by_size: StepsBySize) -> list[StepPoint]:
 
 
 def _departure(known: Mapping[float, float], steps: Mapping[float, float]) -> float:
-    """Return the middle logarithm by which steps depart from those of smaller rings.
+    """Return the median logarithm of steps over the known steps of smaller rings.
 
     A chunk that is smaller than all known ones departs only where its step takes longer than that
     of the smallest known one. Larger ones are not compared.
@@ -180,7 +180,7 @@ def _departure(known: Mapping[float, float], steps: Mapping[float, float]) -> fl
 def _points(
     kind: str, above_ranks: int, steps: Iterable[Mapping[float, Sequence[float]]]
 ) -> tuple[StepPoint, ...]:
-    """Return one point for each number of bytes, with the middle of its steps."""
+    """Return one point for each number of bytes, with the median of its steps."""
     seconds_of: dict[float, list[float]] = defaultdict(list)
     for by_bytes in steps:
         for nbytes, seconds in by_bytes.items():

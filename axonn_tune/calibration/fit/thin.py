@@ -18,7 +18,7 @@ from axonn_tune.spec.points import GemmPoint, LinkPoint
 def thinned_collectives(
     points: Sequence[LinkPoint], error_fraction: float
 ) -> tuple[LinkPoint, ...]:
-    """Return points between which straight lines meet all others within an error.
+    """Return points such that straight lines between them predict all others within an error.
 
     The first and the last size of each kind of collective and each choice of groups stay.
     """
@@ -38,7 +38,7 @@ def thinned_collectives(
 
 
 def _is_met(curve: Sequence[LinkPoint], error_fraction: float) -> bool:
-    """Return whether the line from the first to the last point meets those between."""
+    """Return whether the line from the first to the last point predicts those between."""
     nbytes, seconds = np.array([(p.nbytes, p.seconds) for p in curve]).T
     line = np.interp(nbytes, nbytes[[0, -1]], seconds[[0, -1]])
     return bool((np.abs(line / seconds - 1.0) <= error_fraction).all())

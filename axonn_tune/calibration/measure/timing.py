@@ -1,7 +1,7 @@
 """Time some work: warm up, make each sample long enough, take the middle of several.
 
-After pyperf: the number of loops in a sample is calibrated to a least time, and warming up
-ends when two windows of samples agree.
+As in pyperf, the number of loops in a sample is calibrated to a least time, and warming up ends
+when two windows of samples agree.
 """
 
 from __future__ import annotations

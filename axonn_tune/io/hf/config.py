@@ -43,7 +43,7 @@ def load_hf_config(path: Path) -> Model:
 def model_from_hf(config: Mapping[str, Any], origin: str) -> Model:
     """Return the model that the content of a ``config.json`` describes.
 
-    Of a model for images and text, this is the model for text.
+    If the config is that of a model for images and text, its part for text counts.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Which layers of a Hugging Face config are none of softmax attention, which `Model` lacks."""
+"""Which layers of a Hugging Face config lack softmax attention; `Model` has no such layers."""
 
 from __future__ import annotations
 

@@ -142,12 +142,12 @@ def multi_token_prediction(config: Config) -> Fields:
 
 
 def exaone_positions(config: Config) -> Fields:
-    """Return that layers without a window have no positions, in models where others have one."""
+    """Return a note that layers without a window have no positions, if other layers have one."""
     return {"not_modelled": (NOT_ROTATED,) if config["sliding_window"] else ()}
 
 
 def minimax_modules(config: Config) -> Fields:
-    """Return that modules of multi-token prediction, of unpublished layers, are left out."""
+    """Return a note that modules of multi-token prediction are left out: they are unpublished."""
     has_modules = bool(config.get("use_mtp"))
     return {"not_modelled": ("the modules of multi-token prediction",) if has_modules else ()}
 
@@ -172,7 +172,7 @@ def llama4_experts(config: Config) -> Fields:
 
 
 def llama4_attention(config: Config) -> Fields:
-    """Return what of attention predictions leave out."""
+    """Return notes on the parts of attention that predictions leave out."""
     left_out = []
     if config["attention_chunk_size"]:
         chunks = f"attention in chunks of {config['attention_chunk_size']} tokens"

@@ -145,8 +145,8 @@ def _parse_collective_log(text: str, path: str, options: LogOptions) -> Collecti
     if is_osu(text):
         return parse_osu(text, path, options.n_ranks)
     raise FileError(
-        f"{path}: not a log that is known; allowed: output of nccl-tests, rccl-tests or OSU, or "
-        "a CSV file with columns m, n, k and seconds, or kind, n_ranks, nbytes and seconds"
+        f"{path}: not a log of a known format; allowed: output of nccl-tests, rccl-tests or OSU, "
+        "or a CSV file with columns m, n, k and seconds, or kind, n_ranks, nbytes and seconds"
     )
 
 

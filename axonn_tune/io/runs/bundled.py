@@ -46,7 +46,7 @@ def parse_program(text: str) -> LoggedRun:
     """
     match = _SETTINGS.search(text)
     if match is None:
-        raise FileError("no line of settings, as the programs of launch print it")
+        raise FileError("no line of settings; allowed: a log of a program that `launch` wrote")
     settings = parse_json(match[1], "the line of settings")
     facts = {name: settings.get(name) for name in _SETTINGS_FACTS}
     layout = settings.get("layout")
@@ -87,5 +87,5 @@ def parse_run_document(text: str) -> LoggedRun:
         seconds = {number: float(step["seconds"]) for number, step in enumerate(document["steps"])}
         memory = 0.0 if document["memory_is_of_process"] else float(document["peak_memory_bytes"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise FileError(f"no document of a run: {error!r}") from None
+        raise FileError(f"not a document that `run` writes: {error!r}") from None
     return LoggedRun(stated(facts), positive(seconds), memory_bytes=memory)

@@ -71,7 +71,7 @@ def is_megatron(text: str) -> bool:
 
 
 def parse_megatron(text: str) -> LoggedRun:
-    """Return the run; of a batch that grows, the steps with the last batch."""
+    """Return the run; if its batch grows, only the steps with the last batch count."""
     arguments = yaml_arguments(text, ARGUMENTS) | dotted_arguments(text)
     is_stated = "tensor_model_parallel_size" in arguments
     pipeline = count(arguments, "pipeline_model_parallel_size") or 1

@@ -86,4 +86,4 @@ def _recognised(text: str, name: str) -> str:
             return log_format
     if name.lower().endswith(".csv"):
         return CSV
-    raise FileError(f"{name}: no log that is known; name one of {', '.join(FORMATS)}: --log-format")
+    raise FileError(f"{name}: not a log of a known format; give --log-format: {', '.join(FORMATS)}")

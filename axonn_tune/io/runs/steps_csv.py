@@ -146,5 +146,5 @@ def _amount(where: str, name: str, text: str) -> float:
 
 
 def _unit(found: Mapping[str, str]) -> float:
-    """Return the seconds of the unit of the column of step times, which its name ends with."""
+    """Return how many seconds one unit of the column of step times is, as its name says."""
     return 1e-3 if _IN_MILLISECONDS.search(found["step_seconds"].lower()) else 1.0

@@ -89,7 +89,7 @@ def _mesh(text: str) -> dict[str, int]:
 
 
 def _sequences(of_sequences: str, of_tokens: str, seq_len: int | None, text: str) -> int | None:
-    """Return a number of sequences, which the log states, or as tokens that fill whole ones."""
+    """Return a number of sequences, which the log states as such or as tokens."""
     tokens = first_count(of_tokens, text)
     if tokens is None:
         return first_count(of_sequences, text)

@@ -1,4 +1,4 @@
-"""What torchtitan trains, as a configuration in Python, which settings.json next to it holds.
+"""The configuration in Python by which torchtitan trains what settings.json next to it says.
 
 Start it with ``torchtitan.train --module torchtitan_job --config job``. Options of torchtitan's
 own behind that, such as ``--hf_assets_path``, take precedence. Both its release 0.3.0, which counts
@@ -21,7 +21,7 @@ POLICIES = {"none": None, "selective": SelectiveAC.Config, "full": FullAC.Config
 
 
 def job() -> Trainer.Config:
-    """Return the configuration: of the model's recipe the optimizer and the data remain."""
+    """Return the configuration, which takes the optimizer and the data from the model's recipe."""
     settings = json.loads(Path(__file__).with_name("settings.json").read_text())
     models = f"torchtitan.models.{settings['module']}"
     recipe = importlib.import_module(f"{models}.config_registry")

@@ -36,7 +36,7 @@ class HostClock:
     now = staticmethod(time.perf_counter)
 
     def note(self, pending: Any, entry: _Entry) -> None:
-        """Note the end of a collective when it comes, which its future holds.
+        """Note the end of a collective when it comes; the collective's future holds the time.
 
         In a rehearsal it ends as soon as it begins.
         """

@@ -158,7 +158,7 @@ def _left_to_do(series: RunSeries, place: Place, store: dist.Store) -> set[str]:
 
 
 def _keeper_of_failure(series: RunSeries, key: str, place: Place) -> Callable[[str], None]:
-    """Return what keeps, on rank 0, the failure of another rank that ends this one, too."""
+    """Return a function by which rank 0 keeps the reason when another rank's failure ends it."""
 
     def keep(reason: str) -> None:
         if place.rank == 0:

@@ -178,9 +178,10 @@ def _join(place: Place, device: torch.device, timeout_seconds: float, store: dis
 
 
 def _await_others(store: dist.Store, place: Place, event: str) -> None:
-    """Wait until the event has come to all ranks; to one that still joins, a failure is a loss.
+    """Wait until all ranks have announced an event.
 
-    Ranks that meet several times over one store do so in rounds.
+    Ranks that meet several times over one store do so in rounds. A rank that still joins learns of
+    another one's failure only as the loss of that rank.
     """
     before = store.add(event, 1) - 1
     everybody = f"{event}/{before // place.n_ranks}"

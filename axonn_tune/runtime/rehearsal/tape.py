@@ -143,7 +143,7 @@ def _one_by_one(tensors: list[torch.Tensor], group: Any, op: Any, *_: Any) -> An
 
 
 def _selected(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return a fake tensor of as many elements as a mask selects that has its values."""
+    """Return a fake tensor as long as what a mask with real values selects."""
     with unset_fake_temporarily():
         n_selected = int(mask.expand(torch.broadcast_shapes(mask.shape, tensor.shape)).sum())
     return tensor.new_empty(n_selected)
@@ -164,12 +164,12 @@ def _is_small(args: tuple[Any, ...], kwargs: Any) -> bool:
 
 
 def _most(dtypes: set[Any]) -> int:
-    """Return how many elements an operator on tensors of these types may have to be real."""
+    """Return up to how many elements an operator on tensors of these types really computes."""
     return MOST_OF_MASK if torch.bool in dtypes else MOST_VALUES
 
 
 def _n_together(inputs: list[torch.Tensor]) -> int:
-    """Return how many elements some tensors have together, element by element if they fit."""
+    """Return the number of elements of tensors once broadcast, or the sum if they cannot be."""
     try:
         return torch.broadcast_shapes(*(tensor.shape for tensor in inputs)).numel()
     except RuntimeError:

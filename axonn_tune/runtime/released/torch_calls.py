@@ -125,10 +125,10 @@ class _Done:
     """A collective of one rank, which is done at once."""
 
     def wait(self) -> None:
-        """Return."""
+        """Return at once, since nothing has to be awaited."""
 
     def get_future(self) -> torch.futures.Future[None]:
-        """Return a future of its end."""
+        """Return a future that is done already."""
         future: torch.futures.Future[None] = torch.futures.Future()
         future.set_result(None)
         return future

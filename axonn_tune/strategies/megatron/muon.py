@@ -347,7 +347,7 @@ def update_matrices(host: HostProgram, shapes: Shapes, owned: Owned, gradient_by
 
 
 def _at_least_one(number: Array) -> Array:
-    """Return a number of launches by which bytes may be divided; nothing is launched without."""
+    """Return at least one launch, so that bytes can be divided by it; without bytes it is free."""
     return np.maximum(number, 1.0)
 
 

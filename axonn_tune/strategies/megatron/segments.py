@@ -120,10 +120,11 @@ class Segments:
         """Return what stays reserved beside the tensors of the peak, shape (C,) [bytes].
 
         The optimizer's states, which the first step allocates last, share the segments that copies
-        of a gather need. By the replay they do so in a stage without logits and without a tensor
-        group, too, but 78 runs of such stages are met better (3.6 instead of 4.7 %) as if they did
-        not. Queued tensors cannot hold copies, whose parts are larger or which the GPU has yet to
-        reach, but they fit in what a workspace has left of a block of logits.
+        of a gather need. A replay of the allocator has them do so in a stage without logits and
+        without a tensor group, too, but 78 runs of such stages are predicted better (an error of
+        3.6 instead of 4.7 %) if they do not. Queued tensors cannot hold copies, whose parts are
+        larger or which the GPU has yet to reach, but they fit in what a workspace has left of a
+        block of logits.
 
         Parameters
         ----------
@@ -197,8 +198,8 @@ class Segments:
         """The bytes of the tensors that a layer saves.
 
         These are the MLP before, within and after its gate; q, k and v jointly, then k and v, and
-        attention's output; inputs and outputs of two norms. Of an MLP or attention of another kind
-        none is counted.
+        attention's output; inputs and outputs of two norms. No tensor of an MLP or of attention of
+        another kind is counted.
         """
         shapes = self.shapes
         blocks = [shapes.linears["proj"].input_bytes, *[shapes.residual_bytes] * 4]

@@ -55,7 +55,7 @@ def block_gathers(model: HeldModel, rules: FetchRules) -> BlockGathers:
 
 
 def _gathers_for(chain: str, gathers: Sequence[Gather], block_elements: float) -> PassGathers:
-    """Return how the blocks that are gathered for a pass are."""
+    """Return how the matrices of blocks are gathered for a pass."""
     elements, n_calls, joined_share = brought([each for each in gathers if each[0].chain == chain])
     if not elements:
         return PassGathers(0.0, 0.0)

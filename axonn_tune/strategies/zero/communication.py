@@ -60,8 +60,9 @@ class ZeroCommunication(ZeroGathers):
     def send_gradient(self, host: HostProgram, layer: str) -> None:
         """Start to reduce the root's gradients, the last of which is the embedding's.
 
-        Where head and embedding are reduced by themselves, each is as soon as it is formed. Where
-        the matrices of a block are, each is when the next gradient comes.
+        Where head and embedding are reduced by themselves, the gradient of each is sent as soon as
+        it is formed. Where the matrices of a block are reduced by themselves, the gradient of each
+        is sent when the next one comes.
         """
         if layer == "head" and self._cuts_tokens:
             self._sum_pieces(host)

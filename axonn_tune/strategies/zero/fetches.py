@@ -54,7 +54,7 @@ FETCHED_ONCE = BackwardFetches()
 
 
 def fetched_each_time(sizes: Sequence[float]) -> BackwardFetches:
-    """Return what is gathered of a block whose matrices are gathered for recomputation and again.
+    """Return the gathers of a block each of whose matrices is gathered again for its gradient.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ def brought(gathers: Sequence[Gather]) -> Brought:
 
 
 def _gathered_again(again: Sequence[Gather]) -> BackwardFetches:
-    """Return the sums of gathers for gradients."""
+    """Add up the gathers that bring matrices again for their gradients."""
     elements, n_again, joined_share = brought(again)
     return BackwardFetches(
         again_elements=elements,
@@ -168,7 +168,7 @@ def _gathered_again(again: Sequence[Gather]) -> BackwardFetches:
 
 
 def _early_elements(gathers: Sequence[Gather], chain: str) -> float:
-    """Return the elements for a chain whose gathers start while a block is recomputed."""
+    """Return the elements that a chain uses and whose gathers start during recomputation."""
     return sum(
         use.elements for use, start, _ in gathers if use.chain == chain and start.chain == RECOMPUTE
     )
@@ -228,7 +228,7 @@ class Trace:
         return held
 
     def play(self) -> Iterator[Use]:
-        """Yield each use at the moment at which it has what it needs, and more is under way."""
+        """Yield each use once its matrix has been gathered and gathers ahead of it have started."""
         for position, use in enumerate(self._uses):
             if use.elements:
                 self._gather([use], use)

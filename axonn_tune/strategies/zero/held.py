@@ -153,7 +153,7 @@ def held(
 
 
 def _n_blocks(model: HeldModel, rules: FetchRules) -> int:
-    """Return as many blocks as a rank may hold or use before a reuse, and some more."""
+    """Return as many blocks as a rank may hold, or may use before a reuse, and a few more."""
     within = max(rules.live_elements, rules.reuse_elements)
     return min(model.n_blocks, 6 + int(within / sum(model.sizes)))
 

@@ -140,7 +140,7 @@ class Zero:
 
     @property
     def sharded_by_choice(self) -> str:
-        """Nothing beyond what the strategy itself shards."""
+        """An empty text: replicas shard no more than the strategy says."""
         return ""
 
     @property

@@ -36,7 +36,7 @@ def test_repeated_runs_give_a_spread(read, nccl_log):
 
 @pytest.mark.parametrize("text", ["", "\x7fELF junk"])
 def test_an_unknown_file_is_named(read, text):
-    with pytest.raises(FileError, match=r"run\.log: not a log that is known"):
+    with pytest.raises(FileError, match=r"run\.log: not a log of a known format"):
         read(text)
 
 

@@ -521,7 +521,9 @@ def test_impossible_numbers_are_one_line(log, log_format, old, new):
     "text", ["epoch 1 loss 3\n", '{"loss": 3}\n', 'is "median_step_seconds"\n']
 )
 def test_a_log_of_nothing_known_is_refused(log, text):
-    with pytest.raises(FileError, match="no log that is known; name one of run, launch, megatron"):
+    with pytest.raises(
+        FileError, match="not a log of a known format; give --log-format: run, launch, megatron"
+    ):
         row_of(log(text))
 
 
