@@ -290,18 +290,20 @@ def on_frontier(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
 
 
 def vtrain(rows: Sequence[Row], loaders: Loaders) -> Iterator[Run]:
-    """Yield measured steps of Megatron-DeepSpeed, whose layers are those of Megatron-LM of 2021.
+    """Yield measured steps of Megatron-DeepSpeed, as steps of the Megatron-LM of September 2021.
 
     The file omits recomputation: full is taken for all, as in vTrain's own configurations of them.
-    It omits the version of NCCL, too: one of before 2022 is taken.
+    It omits the versions of the program and of NCCL, too. The steps themselves chose the engine:
+    gradients are summed over the tensor group beside products. NCCL is one without PXN.
     """
     paper = Paper(
         "vTrain",
         "VIA-Research/vTrain, data/ (MIT)",
         _before_pxn(loaders.machine("a100-800g")),
         assumed=("vocabulary", "recomputation", "software"),
+        is_fitted=True,
     )
-    strategy = megatron_of(loaders.engine("megatron-deepspeed"), n_virtual=(1,))
+    strategy = megatron_of(loaders.engine("megatron-2021-09"), n_virtual=(1,))
     for row in rows:
         model = gpt(row, int(row["seq_len"]))
         scenario = Scenario(model, fp16_job(row, model.seq_len), paper.machine, strategy)

@@ -13,7 +13,7 @@ from axonn_tune.strategies.megatron.megatron3d import Megatron3D, megatron_of
 
 TOKENS = 1024
 MODEL = Model("m", n_layers=1, hidden_size=512, n_heads=4, vocab_size=1024, seq_len=TOKENS)
-OLD_ENGINES = ("megatron-2021", "megatron-2022", "megatron-2023", "megatron-deepspeed")
+OLD_ENGINES = ("megatron-2021", "megatron-2022", "megatron-2023", "megatron-2021-09")
 
 
 def kernels(strategy, attention, n_sequences, recompute="none", model=MODEL):
