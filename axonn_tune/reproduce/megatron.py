@@ -60,7 +60,7 @@ def _before_pxn(machine: Machine) -> Machine:
 
     NCCL has it from version 2.12 on, unless a network plugin of an older interface turns it off
     (NVIDIA/nccl at v2.14.3-1, src/graph/paths.cc, ncclPxnDisable). Without it, a ring enters a node
-    and leaves it by the same NIC, and what a GPU beyond another PCI switch sends there is copied
+    and leaves it by the same NIC, and what a GPU behind another PCI switch sends there is copied
     through the memory of the host (NVIDIA/nccl at v2.10.3-1, src/graph/search.cc and paths.cc,
     ncclTopoCheckGdr: no GPUDirect beyond PXB).
 
