@@ -26,6 +26,7 @@ from axonn_tune.strategies.context import context_axes
 from axonn_tune.strategies.megatron.megatron3d import Megatron3D
 from axonn_tune.strategies.megatron.muon_matrices import NEWTON_SCHULZ_STEPS
 from axonn_tune.strategies.pipeline import cut_layers
+from axonn_tune.strategies.shapes import FP32_BYTES
 
 PROGRAM = "Megatron-LM/pretrain_gpt.py"
 # validate_args asserts one with tensor or context parallelism on GPUs before Blackwell, so that
@@ -212,9 +213,10 @@ def type_flags(job: Job) -> tuple[str, ...]:
 
 def _gradient_flags(job: Job, strategy: Megatron3D) -> tuple[str, ...]:
     """Return the flag of the gradients' type, where --bf16 or --fp16 implies the other one."""
-    if job.dtype == "fp16" and strategy.fp32_gradients:
+    are_in_fp32 = strategy.gradient_bytes(job) == FP32_BYTES
+    if job.dtype == "fp16" and are_in_fp32:
         return ("--accumulate-allreduce-grads-in-fp32",)
-    if job.dtype == "bf16" and not strategy.fp32_gradients:
+    if job.dtype == "bf16" and not are_in_fp32:
         return ("--grad-reduce-in-bf16",)
     return ()
 

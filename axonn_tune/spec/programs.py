@@ -224,6 +224,9 @@ class MegatronProgram(SharedFacts):
         values are joined for the product that formed them.
     adds_qkv_bias
         Whether a kernel of its own adds the bias of queries, keys and values to their product.
+    sums_bf16_in_fp32
+        Whether gradients are summed and reduced in fp32 wherever weights are in bf16, even without
+        `fp32_gradients`.
     biases_scores
         Whether each head adds a bias to its scores (ALiBi) where attention is not fused: torch
         copies the bias to all queries, and the product adds to these copies (pytorch at 002253ce,
@@ -308,6 +311,7 @@ class MegatronProgram(SharedFacts):
     experts_at_once: int = 4
     orders_heads: bool = False
     adds_qkv_bias: bool = False
+    sums_bf16_in_fp32: bool = False
     biases_scores: bool = False
     casts_in_activations: bool = False
     fuses_adapters: bool = False

@@ -132,6 +132,7 @@ def test_a_graph_of_a_step_takes_only_what_it_can_hold(options, culprit):
         ("bf16", "nemo", "--grad-reduce-in-bf16"),
         ("bf16", "megatron-core", ""),
         ("fp16", "megatron-2021", ""),
+        ("bf16", "megatron-2021", ""),
     ],
 )
 def test_gradients_have_the_type_that_was_predicted(dtype, engine, flag):

@@ -153,6 +153,18 @@ def test_an_engines_options_hold_unless_a_user_says_otherwise():
     assert strategy_named("megatron").sequence_parallel
 
 
+@pytest.mark.parametrize("name", ["megatron-2021", "megatron-2021-09"])
+@pytest.mark.parametrize(("dtype", "element_bytes"), [("fp16", 2.0), ("bf16", 4.0)])
+def test_old_megatron_sums_gradients_of_bf16_in_fp32_and_those_of_fp16_not(
+    name, dtype, element_bytes
+):
+    strategy = strategy_named("megatron", engine=load_engine(name))
+    scenario = Scenario(MODEL, Job(2, 2, MODEL.seq_len, dtype=dtype), machine_of(), strategy)
+    configuration = Configuration(Layout({"data": 2}), micro_batch=1, recompute="none")
+    terms = predict(scenario, configuration).memory_terms_bytes
+    assert terms["gradients"] == pytest.approx(terms["weights"] / 2.0 * element_bytes)
+
+
 @pytest.mark.parametrize(("name", "is_hidden"), [("megatron-2021", False), ("megatron-2022", True)])
 @pytest.mark.parametrize("oar", [True, False])
 def test_sums_of_gradients_ran_beside_products_only_from_autumn_2021(name, is_hidden, oar):

@@ -455,7 +455,8 @@ class Megatron3D:
 
     def gradient_bytes(self, job: Job) -> float:
         """Return the bytes of a gradient element as it is summed and reduced."""
-        return FP32_BYTES if self.fp32_gradients else job.element_bytes
+        needs_fp32 = job.dtype == "bf16" and self.engine.megatron.sums_bf16_in_fp32
+        return FP32_BYTES if self.fp32_gradients or needs_fp32 else job.element_bytes
 
     def states(self, job: Job) -> States:
         """Return what the optimizer keeps of each parameter.
