@@ -63,10 +63,11 @@ def score_text(score: Score, by: Sequence[str]) -> str:
 
 _READING = fill(
     "An error is predicted over measured, minus one. Near the best are runs that took at most "
-    "twice as long as the fastest of their job (model, machine, GPUs, batch). Regret is how much "
-    "slower the layout that is predicted to be the fastest is than the fastest one, median over "
-    "jobs of several layouts. For Spearman and regret, a layout that was measured more than once "
-    "has the mean of its times. Naive is one fraction of the peak, fitted to these very runs.",
+    "twice as long as the fastest of their job (model, machine, GPUs, batch, sequence length, "
+    "precision). Regret is how much slower the layout that is predicted to be the fastest is than "
+    "the fastest one, median over jobs of several layouts. For Spearman and regret, a layout that "
+    "was measured more than once has the mean of its times. Naive is one fraction of the peak, "
+    "fitted to these very runs.",
     100,
 )
 

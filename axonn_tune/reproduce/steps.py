@@ -46,12 +46,13 @@ class TimedRun:
         return self.predicted_seconds / self.measured_seconds - 1.0
 
     @property
-    def job(self) -> tuple[Model, str, int, int, str]:
+    def job(self) -> tuple[Model, str, int, int, int, str]:
         """What was trained on what; the layouts of one job are alternatives."""
         scenario = self.run.search.scenario
         job = scenario.job
         machine = scenario.machine.name
-        return scenario.model, machine, job.n_gpus, job.global_batch, job.precision
+        batch = job.global_batch, job.seq_len
+        return scenario.model, machine, job.n_gpus, *batch, job.precision
 
 
 @dataclass(frozen=True)

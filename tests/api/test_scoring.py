@@ -448,6 +448,16 @@ def test_a_layout_alone_has_no_regret_however_often_it_was_measured(tmp_path, ca
     assert document["groups"][0]["median_regret"] is None
 
 
+@pytest.mark.parametrize(("second", "regret"), [("8192", 0.25), ("4096", None)])
+def test_steps_of_longer_sequences_are_those_of_another_job(tmp_path, second, regret):
+    best, other = sorted(LAYOUTS[:2], key=lambda layout: step(layout).step_seconds)
+    table = tmp_path / "runs.csv"
+    rows = f"{row(best, 10.0)},8192\n{row(other, 8.0)},{second}"
+    table.write_text(f"{HEADER},seq_len\n{rows}\n")
+    (group,) = score_document(score(table, "dgx-h100"))["groups"]
+    assert group["median_regret"] == (regret and pytest.approx(regret))
+
+
 def test_a_notebook_shows_a_score_in_one_line(tmp_path):
     """The text of all predictions had 634,000 characters."""
     path = tmp_path / "runs.csv"

@@ -189,11 +189,11 @@ def test_nearly_all_pairs_of_layouts_of_what_is_trained_in_2026_are_in_order(rep
     steps = [reproduction.steps[name] for name in names]
     repeated = ("llama3-405b", "qwen3-235b-a22b", "gpt-oss-120b", "kimi-k2", "gpt3-175b")
     others = [[t for t in timed if t.job[0].name not in repeated] for timed in steps]
-    for tables, n_least, least in ((others, 40, 0.95), (steps, 100, 0.96)):
+    for tables, n_least, n_wrong in ((others, 40, 2), (steps, 90, 4)):
         groups = [group_errors(timed)[0] for timed in tables if timed]
         n_pairs = sum(group.n_pairs for group in groups)
-        assert n_pairs > n_least
-        assert sum(group.n_ordered_pairs for group in groups) / n_pairs >= least
+        assert n_pairs >= n_least
+        assert n_pairs - sum(group.n_ordered_pairs for group in groups) <= n_wrong
 
 
 @pytest.mark.slow
