@@ -116,6 +116,8 @@ class RehearsedStep:
         Products, attention and collectives.
     memory
         What holds memory.
+    rank
+        The rank that was rehearsed.
     planned_kernel_bytes, rehearsed_kernel_bytes
         Bytes that all other kernels move.
     """
@@ -127,6 +129,7 @@ class RehearsedStep:
     memory: tuple[MemoryLine, ...]
     planned_kernel_bytes: float
     rehearsed_kernel_bytes: float
+    rank: int = 0
 
     @property
     def differing(self) -> list[Line]:
@@ -185,6 +188,7 @@ def compare(
                 if isinstance(operation, OtherKernel)
             )
         ),
+        rank,
     )
 
 

@@ -24,7 +24,7 @@ from axonn_tune.runtime.released.megatron_experts import (
     replace_compiled,
     replace_streams,
 )
-from axonn_tune.runtime.released.megatron_pipeline import train_stage
+from axonn_tune.runtime.released.megatron_pipeline import OnDevice, train_stage
 from axonn_tune.runtime.released.torch_calls import TorchCalls
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.spec.checks import require_choice
@@ -156,7 +156,8 @@ class MegatronCoreTrainer(RecordedTrainer):
         self._model_group = groups.get_model_parallel_group()
         self._tensor_group = groups.get_tensor_model_parallel_group()
         self._calls = TorchCalls(recorder, layout, Megatron3D().axes)
-        self._model = parallel_gpt(request, device)
+        with OnDevice(device):
+            self._model = parallel_gpt(request, device)
         seq_len = request.job.seq_len
         self._positions = torch.arange(seq_len, device=device).unsqueeze(0)
         ahead = torch.ones(seq_len, seq_len, dtype=torch.bool, device=device).triu(1)

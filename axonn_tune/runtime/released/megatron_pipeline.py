@@ -13,8 +13,8 @@ from torch.overrides import TorchFunctionMode
 Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
-class _OnDevice(TorchFunctionMode):
-    """Makes the tensors on a device that the schedule makes on CUDA."""
+class OnDevice(TorchFunctionMode):
+    """Makes the tensors on a device that Megatron-Core's pipelines make on CUDA, or move there."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -24,6 +24,8 @@ class _OnDevice(TorchFunctionMode):
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call a function of torch with another device."""
+        if function is torch.Tensor.cuda:
+            return args[0].to(self._device)
         named = dict(kwargs or {})
         if named.get("device") == "cuda":
             named["device"] = self._device
@@ -43,7 +45,7 @@ def train_stage(
     def step(batches: Iterator[torch.Tensor], model: Any) -> tuple[torch.Tensor, Any]:
         return forward(next(batches)), lambda losses: (losses.mean(), {"loss": losses.mean()})
 
-    with _OnDevice(device):
+    with OnDevice(device):
         reports = schedule(
             forward_step_func=step,
             data_iterator=iter(texts),
