@@ -14,6 +14,7 @@ from axonn_tune.search.one_layout import best_of_layout
 from axonn_tune.search.search import Search
 from axonn_tune.spec.checks import require_choice, require_count
 from axonn_tune.spec.engine import IDEAL, Engine
+from axonn_tune.spec.layout import PIPELINE
 from axonn_tune.step.predict import predict
 from axonn_tune.step.prediction import Prediction
 from axonn_tune.step.rehearsed import PricedRehearsal, price
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from axonn_tune.validation.rehearsed import RehearsedStep
 
 # Micro-steps that a rehearsal has, unless it is of the whole step: the last one may differ from
-# the others, and these are alike.
+# the others, and these are alike. A pipeline has one for each stage, so that it fills.
 MOST_MICROSTEPS = 2
 # The strategies, as `validate` names them, that the runtime or a package carries out as an engine
 # does.
@@ -37,7 +38,12 @@ _NAMED = {"axonn": "axonn", "zero3": "zero3", "hsdp": "zero3"}
 
 
 def rehearse(
-    model: ModelLike, gpus: int, grid: str, whole_step: bool = False, **options: Any
+    model: ModelLike,
+    gpus: int,
+    grid: str,
+    whole_step: bool = False,
+    stage: int = 0,
+    **options: Any,
 ) -> tuple[Search, RehearsedStep]:
     """Rehearse a step of a configuration, and compare it with its plan and the memory model.
 
@@ -47,6 +53,8 @@ def rehearse(
     ----------
     whole_step
         Whether to rehearse all micro-steps.
+    stage
+        The stage of a pipeline of which a rank is rehearsed, counted from 0.
     options
         The options of a search, of which `options.REHEARSAL` has the names.
 
@@ -62,9 +70,11 @@ def rehearse(
     from axonn_tune.runtime.rehearsal.run import rehearse as rehearsed
     from axonn_tune.runtime.request import RunRequest
     from axonn_tune.validation.rehearsed import compare
+    from axonn_tune.validation.rehearsed_stage import first_rank
 
     search = _search(model, gpus, {**defaults(REHEARSAL), **options})
     whole = best_of_layout(search, grid)
+    rank = first_rank(whole.layout, stage)
     prediction = whole if whole_step else shortened(whole)
     strategy = prediction.scenario.strategy
     request = RunRequest(
@@ -77,7 +87,7 @@ def rehearse(
         strategy=strategy.name,
         engine=strategy.engine if strategy.engine.package else IDEAL,
     )
-    return search, compare(prediction, rehearsed(request), whole.n_microsteps)
+    return search, compare(prediction, rehearsed(request, rank), whole.n_microsteps, stage)
 
 
 def _search(model: ModelLike, gpus: int, given: Mapping[str, Any]) -> Search:
@@ -103,9 +113,12 @@ def _search(model: ModelLike, gpus: int, given: Mapping[str, Any]) -> Search:
         options["dtype"] = options["dtype"] or installed_package(released).dtypes[0]
     if engine is None and strategy in _OF_ENGINE["fsdp2-eager"]:
         options["engine"] = "fsdp2-eager"  # as the program runs
+    fixed_axes = dict(chosen.fixed_axes)
+    if released is not None and released.package == "megatron-core":
+        del fixed_axes[PIPELINE]  # of which one stage is rehearsed
     options |= {
         "strategy": _NAMED.get(strategy, chosen.strategy),
-        "fix": chosen.fixed_axes,
+        "fix": fixed_axes,
         "kernel_tuning": False,
     }
     return chosen.search_of(build_search(**options | {"model": spec, "gpus": gpus}))
@@ -121,7 +134,7 @@ def shortened(prediction: Prediction) -> Prediction:
     """Return the prediction of the same step with as few micro-steps as tell all of it."""
     job = prediction.scenario.job
     per_microstep = job.global_batch // prediction.n_microsteps
-    n_microsteps = min(prediction.n_microsteps, MOST_MICROSTEPS)
+    n_microsteps = min(prediction.n_microsteps, max(MOST_MICROSTEPS, prediction.layout.n_stages))
     short = replace(job, global_batch=n_microsteps * per_microstep)
     return predict(replace(prediction.scenario, job=short), prediction.configuration)
 

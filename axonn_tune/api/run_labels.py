@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-from axonn_tune.api.table_rows import OPTION_COLUMNS, SIZE_COLUMNS, layout_of, model_name
+from axonn_tune.api.table_rows import OPTION_COLUMNS, SIZE_COLUMNS, model_name
+from axonn_tune.spec.configuration import Configuration
 
 # What may tell apart runs of one model, layout and number of GPUs; the first of equals is taken.
 _TELLING = tuple(
@@ -13,16 +14,34 @@ _TELLING = tuple(
 )
 
 
-def run_labels(rows: Sequence[Mapping[str, str]]) -> list[str]:
+def run_labels(
+    rows: Sequence[Mapping[str, str]], configurations: Sequence[Configuration]
+) -> list[str]:
     """Return a label for each row of a table of runs, which no other row has.
 
-    A label has the model, the layout and the GPUs. What else it has depends on the other rows:
-    columns in which the rows differ that would be called alike, and for equal rows a number.
+    A label has the model, the layout and the GPUs; the layout has one name, however a row writes
+    it. What else a label has depends on the other rows: columns in which the rows differ that would
+    be called alike, and for equal rows a number.
+
+    Parameters
+    ----------
+    configurations
+        What each row was read as.
     """
-    labels = [f"{model_name(row)}, {layout_of(row)}, {row['gpus']} GPUs" for row in rows]
+    labels = [
+        f"{model_name(row)}, {_layout_name(configuration)}, {row['gpus']} GPUs"
+        for row, configuration in zip(rows, configurations, strict=True)
+    ]
     for alike in _classes((label, index) for index, label in enumerate(labels)):
         _tell_apart(rows, alike, labels)
     return labels
+
+
+def _layout_name(configuration: Configuration) -> str:
+    """Return the sizes of a layout above one by the full names of their axes, or the grid."""
+    layout = configuration.layout
+    large = ",".join(f"{axis}={size}" for axis, size in layout.sizes.items() if size > 1)
+    return configuration.ordered_layout if layout.is_grid or not large else large
 
 
 def _tell_apart(rows: Sequence[Mapping[str, str]], alike: list[int], labels: list[str]) -> None:

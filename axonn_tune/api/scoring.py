@@ -76,9 +76,10 @@ def judged_runs(
             raise InputError(f"{table}: row {number}: {error}") from None
     if machine is None:
         _say_default(table, rows, say)
+    labels = run_labels(rows, [one.prediction.configuration for one in judged])
     return [
         replace(one, run=replace(one.run, subject=label))
-        for one, label in zip(judged, run_labels(rows), strict=True)
+        for one, label in zip(judged, labels, strict=True)
     ]
 
 

@@ -27,6 +27,13 @@ _OF_SCRIPT = ("machine",)
 @click.option("--grid", metavar="LAYOUT", help=LAYOUT_HELP)
 @click.option("--whole-step", is_flag=True, help="Rehearse every micro-step, not only two.")
 @click.option(
+    "--stage",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Rehearse a rank of this stage of Megatron-Core's pipeline, counted from 0.",
+)
+@click.option(
     "--max-memory-error",
     type=NumberRange(min=0),
     default=0.02,
@@ -51,6 +58,7 @@ def command(
     model: str | None,
     grid: str | None,
     whole_step: bool,
+    stage: int,
     max_memory_error: float,
     script: str | None,
     ranks: int | None,
@@ -87,8 +95,9 @@ def command(
     if script is not None:
         layout = {"gpus": gpus, "model": model, "grid": grid} | given_options(options)
         foreign = [n for n, value in layout.items() if value is not None and n not in _OF_SCRIPT]
-        if foreign or whole_step:
-            name = (*foreign, "whole_step")[0].replace("_", "-")
+        foreign += [name for name, given in (("whole_step", whole_step), ("stage", stage)) if given]
+        if foreign:
+            name = foreign[0].replace("_", "-")
             raise InputError(
                 f"--{name} does not go with --script; allowed with it: --ranks and --machine"
             )
@@ -107,7 +116,7 @@ def command(
         raise InputError(f"rehearse: '{arguments[0]}' goes with --script only")
     if gpus is None or model is None or grid is None or ranks is not None:
         raise InputError("rehearse: give --gpus, --model and --grid, or --script with --ranks")
-    search, comparison = rehearse(model, gpus, grid, whole_step, **options)
+    search, comparison = rehearse(model, gpus, grid, whole_step, stage, **options)
     emit_as(
         output_format,
         output,

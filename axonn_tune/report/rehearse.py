@@ -59,7 +59,7 @@ def _head_lines(comparison: RehearsedStep) -> list[str]:
         f"{model_on_gpus(p.scenario)}, {p.scenario.strategy.name}"
         f"{f' ({engine.title})' if engine.title else ''}, layout {configuration.ordered_layout}, "
         f"micro-batch {configuration.micro_batch}, recompute {configuration.recompute}",
-        f"rehearsed rank 0 of {comparison.rehearsal.n_ranks}, {share}, in "
+        f"rehearsed rank {comparison.rank} of {comparison.rehearsal.n_ranks}, {share}, in "
         f"{format_seconds(comparison.rehearsal.seconds, 3)}",
     ]
 
@@ -153,6 +153,7 @@ def comparison_document(
         "schema_version": SCHEMA_VERSION,
         "assumptions": assumptions(search),
         "result": record(comparison.prediction),
+        "rank": comparison.rank,
         "n_ranks": comparison.rehearsal.n_ranks,
         "rehearsed_microsteps": comparison.prediction.n_microsteps,
         "n_microsteps": comparison.n_microsteps,

@@ -162,6 +162,11 @@ def _correlation_text(rho: float | None) -> str:
     return "-" if rho is None else f"{rho:.3f}"
 
 
+def regret_text(regret: float | None) -> str:
+    """Return a regret in per cent; a dash where no job has several layouts."""
+    return "-" if regret is None else percent(regret)
+
+
 def _pairs_text(n_right: int, n_pairs: int) -> str:
     """Return how many pairs are in order."""
     return f"{n_right} of {n_pairs}" if n_pairs else "-"
@@ -181,8 +186,8 @@ def step_rows(reproduction: Reproduction) -> list[list[str]]:
             _correlation_text(group.spearman),
             _correlation_text(group.job_spearman),
             _pairs_text(group.n_ordered_pairs, group.n_pairs),
-            percent(group.regret),
-            percent(group.median_regret),
+            regret_text(group.regret),
+            regret_text(group.median_regret),
             percent(group.naive.mape),
             ", ".join(group.assumed) or "-",
         ]

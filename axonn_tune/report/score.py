@@ -9,7 +9,7 @@ from typing import Any
 from axonn_tune.report.figure import new_figure
 from axonn_tune.report.phrases import percent, signed_percent
 from axonn_tune.report.records import SCHEMA_VERSION
-from axonn_tune.report.reproduce import draw_steps, error_record
+from axonn_tune.report.reproduce import draw_steps, error_record, regret_text
 from axonn_tune.report.table import table
 from axonn_tune.reproduce.comparison import grouped, summary_of
 from axonn_tune.reproduce.score import JudgedRun, Score
@@ -63,9 +63,11 @@ def score_text(score: Score, by: Sequence[str]) -> str:
 
 _READING = fill(
     "An error is predicted over measured, minus one. Near the best are runs that took at most "
-    "twice as long as the fastest of their job (model, machine, GPUs, batch). Regret is how much "
-    "slower the layout that is predicted to be the fastest is than the fastest one, median over "
-    "jobs. Naive is one fraction of the peak, fitted to these very runs.",
+    "twice as long as the fastest of their job (model, machine, GPUs, batch, sequence length, "
+    "precision). Regret is how much slower the layout that is predicted to be the fastest is than "
+    "the fastest one, median over jobs of several layouts. For Spearman and regret, a layout that "
+    "was measured more than once has the mean of its times. Naive is one fraction of the peak, "
+    "fitted to these very runs.",
     100,
 )
 
@@ -112,7 +114,7 @@ def _group_row(group: GroupError) -> list[str]:
         percent(group.model.p90),
         percent(group.near.mape),
         "-" if group.spearman is None else f"{group.spearman:.2f}",
-        percent(group.median_regret),
+        regret_text(group.median_regret),
         percent(group.naive.mape),
     ]
 

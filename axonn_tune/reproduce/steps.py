@@ -46,12 +46,13 @@ class TimedRun:
         return self.predicted_seconds / self.measured_seconds - 1.0
 
     @property
-    def job(self) -> tuple[Model, str, int, int, str]:
+    def job(self) -> tuple[Model, str, int, int, int, str]:
         """What was trained on what; the layouts of one job are alternatives."""
         scenario = self.run.search.scenario
         job = scenario.job
         machine = scenario.machine.name
-        return scenario.model, machine, job.n_gpus, job.global_batch, job.precision
+        batch = job.global_batch, job.seq_len
+        return scenario.model, machine, job.n_gpus, *batch, job.precision
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class GroupError:
         Errors of the steps that took at most twice as long as the fastest of their job: people
         choose among these.
     spearman
-        Rank correlation of predicted with measured times; None where all times are equal.
+        Rank correlation of predicted with measured times of layouts; None where all times are
+        equal. Here and below, a layout that was measured more than once has the mean of its times.
     job_spearman
         The same within each job that has at least three layouts, mean over these jobs; None where
         there is no such job.
@@ -72,7 +74,8 @@ class GroupError:
         Pairs of layouts of one job whose order the prediction has right, and all such pairs.
     regret, median_regret
         How much slower the layout that is predicted to be the fastest is than the fastest
-        measured one, as a fraction, mean and median over jobs.
+        measured one, as a fraction, mean and median over jobs. Layouts that are predicted to be
+        equally fast have the mean of their times. None where no job has several layouts.
     """
 
     name: str
@@ -83,8 +86,8 @@ class GroupError:
     job_spearman: float | None
     n_ordered_pairs: int
     n_pairs: int
-    regret: float
-    median_regret: float
+    regret: float | None
+    median_regret: float | None
     assumed: tuple[str, ...]
 
 
@@ -138,39 +141,41 @@ def group_errors(
 
 
 def _group_error(name: str, timed: Sequence[TimedRun]) -> GroupError:
-    predicted, measured = _times(timed)
-    naive = np.array([t.naive_seconds for t in timed])
     jobs = list(grouped(timed, lambda t: t.job).values())
-    model_errors = summary_of(list(predicted / measured - 1.0))
-    naive_errors = summary_of(list(naive / measured - 1.0))
+    model_errors = summary_of([t.error for t in timed])
+    naive_errors = summary_of([t.naive_seconds / t.measured_seconds - 1.0 for t in timed])
     near_errors = summary_of([t.error for t in _near_best(jobs)])
     assert model_errors and naive_errors and near_errors, "no group is empty"
     assumed = tuple(dict.fromkeys(fact for t in timed for fact in t.run.assumed))
-    regrets = _regrets(jobs) or [0.0]
+    regrets = _regrets(jobs)
     return GroupError(
         name,
         model_errors,
         naive_errors,
         near_errors,
-        rank_correlation(predicted, measured),
+        rank_correlation(*_layout_times(timed)),
         _job_correlation(jobs),
         *_ordered_pairs(jobs),
-        float(np.mean(regrets)),
-        float(np.median(regrets)),
+        float(np.mean(regrets)) if regrets else None,
+        float(np.median(regrets)) if regrets else None,
         assumed,
     )
 
 
-def _times(timed: Sequence[TimedRun]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the predicted and the measured times of runs."""
-    seconds = [(t.predicted_seconds, t.measured_seconds) for t in timed]
-    predicted, measured = np.array(seconds).T
-    return predicted, measured
+def _layout_times(timed: Sequence[TimedRun]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the predicted times of layouts, and the means of their measured times.
+
+    Runs of one job with equal configurations and predictions are measurements of one layout: how
+    they differ from each other is noise, which no prediction can order.
+    """
+    layouts = grouped(timed, lambda t: (t.job, t.prediction.configuration, t.predicted_seconds))
+    measured = [np.mean([t.measured_seconds for t in runs]) for runs in layouts.values()]
+    return np.array([seconds for *_, seconds in layouts]), np.array(measured)
 
 
 def _job_correlation(jobs: Sequence[Sequence[TimedRun]]) -> float | None:
     """Return Spearman's rho within jobs of at least three layouts, mean over the jobs."""
-    times = map(_times, jobs)
+    times = map(_layout_times, jobs)
     large = [(p, measured) for p, measured in times if len(np.unique(p)) > 2]
     known = [rho for of_job in large if (rho := rank_correlation(*of_job)) is not None]
     return float(np.mean(known)) if known else None
@@ -179,11 +184,10 @@ def _job_correlation(jobs: Sequence[Sequence[TimedRun]]) -> float | None:
 def _ordered_pairs(jobs: Sequence[Sequence[TimedRun]]) -> tuple[int, int]:
     """Count the pairs of layouts of one job that are predicted in order, and all such pairs.
 
-    Runs with the same prediction are one layout that was measured more than once; neither they nor
-    runs that took equally long have an order.
+    Layouts that are predicted to be equally fast have no order, nor have those that were.
     """
     n_right = n_pairs = 0
-    for predicted, measured in map(_times, jobs):
+    for predicted, measured in map(_layout_times, jobs):
         orders = np.sign(predicted[:, None] - predicted) * np.sign(measured[:, None] - measured)
         n_right += int(np.count_nonzero(orders > 0)) // 2
         n_pairs += int(np.count_nonzero(orders)) // 2
@@ -202,9 +206,8 @@ def _near_best(jobs: Sequence[Sequence[TimedRun]]) -> list[TimedRun]:
 def _regrets(jobs: Sequence[Sequence[TimedRun]]) -> list[float]:
     """Return, for each job with several layouts, the fraction that the predicted choice loses."""
     losses = []
-    for layouts in jobs:
-        if len(layouts) > 1:
-            chosen = min(layouts, key=lambda t: t.predicted_seconds)
-            fastest = min(t.measured_seconds for t in layouts)
-            losses.append(chosen.measured_seconds / fastest - 1.0)
+    for predicted, measured in map(_layout_times, jobs):
+        if len(measured) > 1:
+            chosen = measured[predicted == predicted.min()].mean()
+            losses.append(float(chosen / measured.min() - 1.0))
     return losses

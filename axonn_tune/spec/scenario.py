@@ -48,7 +48,7 @@ class Scenario:
 
     def plan(self, table: CandidateTable) -> StepPlan:
         """Return what the engine does in one training step of candidates that are alike."""
-        plan = self.strategy.plan(self.model, self._job_here, table)
+        plan = self.strategy.plan(self.model, self.job_here, table)
         return self.strategy.engine.as_run(plan)
 
     def rejections(self, placements: Placements) -> dict[str, np.ndarray]:
@@ -73,7 +73,7 @@ class Scenario:
         groups: dict[Hashable, list[int]] = {}
         for number, table in enumerate(tables):
             if len(table):
-                key = self.strategy.plan_key(self.model, self._job_here, table)
+                key = self.strategy.plan_key(self.model, self.job_here, table)
                 groups.setdefault(key, []).append(number)
         return list(groups.values())
 
@@ -89,10 +89,10 @@ class Scenario:
         The rank is the one that needs most, or one in the first stage.
         """
         memory = self.strategy.first_stage_memory if in_first_stage else self.strategy.memory
-        return memory(self.model, self._job_here, table)
+        return memory(self.model, self.job_here, table)
 
     @property
-    def _job_here(self) -> Job:
+    def job_here(self) -> Job:
         """The job with two facts of the GPU: `transposes_operands` and `one_queue`."""
         gpu = self.machine.gpu
         return replace(

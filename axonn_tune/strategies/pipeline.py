@@ -278,6 +278,18 @@ def memory_of_stages(
         yield terms_of(stage, in_first - stage * fewer)
 
 
+def memory_of_stage(shapes: Shapes, memory_of: StageMemory, stage: int) -> dict[str, Array]:
+    """Return the bytes by term of a rank in one of several stages without virtual ones, in 1F1B.
+
+    Stage s of p holds the activations of p - s micro-batches.
+    """
+    table = shapes.table
+    layers = layers_of_stage(shapes, stage, table)
+    n_micro = table.n_microsteps(shapes.job.global_batch)
+    n_held = len(layers) * np.minimum(n_micro, table.n_stages - stage)
+    return memory_of(layers, stage == 0, stage == table.n_stages - 1, n_held)
+
+
 def _needy_middle_stages(shapes: Shapes, table: CandidateTable) -> list[int]:
     """Return the stages between the first and the last one that may need more memory than these.
 

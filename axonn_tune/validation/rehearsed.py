@@ -9,14 +9,13 @@ from dataclasses import dataclass
 
 from axonn_tune.spec.candidates import Placements
 from axonn_tune.spec.engine import HELD_BACK, WORKSPACES
-from axonn_tune.spec.groups import AxisGroups, axes_by_ranks
+from axonn_tune.spec.groups import AxisGroups
 from axonn_tune.spec.plan import (
     Attention,
     Collective,
     Gemm,
     MemoryBound,
     Operation,
-    StepPlan,
     number,
 )
 from axonn_tune.spec.rehearsal import (
@@ -31,6 +30,12 @@ from axonn_tune.spec.rehearsal import (
 )
 from axonn_tune.step.predict import candidate_table
 from axonn_tune.step.prediction import Prediction
+from axonn_tune.validation.rehearsed_stage import (
+    axes_of_rank,
+    first_rank,
+    issued_by_stage,
+    stage_terms_bytes,
+)
 
 # Messages up to this size carry norms and losses; programs form these in many ways.
 SMALL_BYTES = 4096
@@ -111,6 +116,8 @@ class RehearsedStep:
         Products, attention and collectives.
     memory
         What holds memory.
+    rank
+        The rank that was rehearsed.
     planned_kernel_bytes, rehearsed_kernel_bytes
         Bytes that all other kernels move.
     """
@@ -122,6 +129,7 @@ class RehearsedStep:
     memory: tuple[MemoryLine, ...]
     planned_kernel_bytes: float
     rehearsed_kernel_bytes: float
+    rank: int = 0
 
     @property
     def differing(self) -> list[Line]:
@@ -139,18 +147,27 @@ class RehearsedStep:
         return self.planned_peak_bytes / self.rehearsal.peak_bytes - 1.0
 
 
-def compare(prediction: Prediction, rehearsal: Rehearsal, n_microsteps: int) -> RehearsedStep:
-    """Hold a rehearsed step against its prediction; see `RehearsedStep`."""
+def compare(
+    prediction: Prediction, rehearsal: Rehearsal, n_microsteps: int, stage: int = 0
+) -> RehearsedStep:
+    """Hold a rehearsed step against its prediction; see `RehearsedStep`.
+
+    Parameters
+    ----------
+    stage
+        The stage of the pipeline of which the first rank was rehearsed.
+    """
     table = candidate_table(prediction.scenario, prediction.configuration)
     plan = prediction.scenario.plan(table)
     planned: dict[Subject, int] = defaultdict(int)
     names: dict[Subject, dict[str, None]] = defaultdict(dict)
     kernel_bytes = 0.0
-    groups = axes_by_ranks(table.placements)
-    for operation, count in _issued(plan):
+    rank = first_rank(prediction.layout, stage)
+    groups = axes_of_rank(table.placements, rank)
+    for operation, count in issued_by_stage(plan, prediction.layout, stage):
         if isinstance(operation, MemoryBound):
             kernel_bytes += count * number(operation.nbytes)
-        for subject, n_calls in _planned(operation, table.placements, groups):
+        for subject, n_calls in _planned(operation, table.placements, groups, rank):
             planned[subject] += round(count * n_calls)
             names[subject][operation.name] = None
     done = _rehearsed(rehearsal, groups, planned)
@@ -162,7 +179,7 @@ def compare(prediction: Prediction, rehearsal: Rehearsal, n_microsteps: int) -> 
             Line(subject, tuple(names[subject]), planned.get(subject, 0), done.get(subject, 0))
             for subject in dict.fromkeys([*planned, *done])
         ),
-        _memory(prediction.memory_terms_bytes, rehearsal),
+        _memory(stage_terms_bytes(prediction, table, stage), rehearsal),
         kernel_bytes,
         float(
             sum(
@@ -171,23 +188,12 @@ def compare(prediction: Prediction, rehearsal: Rehearsal, n_microsteps: int) -> 
                 if isinstance(operation, OtherKernel)
             )
         ),
+        rank,
     )
 
 
-def _issued(plan: StepPlan) -> Iterator[tuple[Operation, int]]:
-    """Yield the operations of a step without a pipeline, and how often each is issued."""
-    n_microsteps = int(plan.n_microsteps[0])
-    parts = [(plan.step_end, 1), (plan.microstep, n_microsteps)]
-    if plan.sync_microstep is not None:
-        parts = [(plan.step_end, 1), (plan.microstep, n_microsteps - 1), (plan.sync_microstep, 1)]
-    for part, repeats in parts:
-        for phase in part.phases:
-            for operation in phase.operations:
-                yield operation, repeats * phase.common_repeats
-
-
 def _planned(
-    operation: Operation, placements: Placements, groups: Mapping[tuple[int, ...], str]
+    operation: Operation, placements: Placements, groups: Mapping[tuple[int, ...], str], rank: int
 ) -> Iterator[tuple[Subject, float]]:
     """Yield what an operation of the plan consists of, with the number of calls.
 
@@ -200,7 +206,8 @@ def _planned(
         yield from _planned_attention(operation)
     elif isinstance(operation, Collective):
         nbytes = number(operation.nbytes)
-        ranks = tuple(AxisGroups.of(placements, operation.axis).ranks(0))
+        of_axis = AxisGroups.of(placements, operation.axis)
+        ranks = tuple(of_axis.ranks(of_axis.group_of(rank)))
         if nbytes and len(ranks) > 1:
             n_calls = number(operation.n_calls)
             subject = Subject(operation.kind, (), round(nbytes / n_calls), groups[ranks])

@@ -309,6 +309,105 @@ def test_experts_that_cannot_be_equally_busy_are_one_line(capsys):
     assert code == 2 and "equally busy" in err and err.count("\n") == 1
 
 
+# Stages of pipelines --------------------------------------------------------------------------
+
+DENSE = replace(load_model("llama2-7b"), n_layers=8, hidden_size=512, n_heads=8, n_kv_heads=8)
+ALIKE_MIXTURE = replace(
+    SMALL_MIXTURE,
+    n_layers=4,
+    experts=replace(SMALL_MIXTURE.experts, first_layer=0, shared_hidden_size=0),
+)
+DENSE = replace(DENSE, head_dim=64, ffn_hidden_size=1024)
+
+
+def rehearsed_stage(spec, grid, stage, gpus=8):
+    pytest.importorskip("megatron.core")
+    options = {"micro_batch": 1, "global_batch": 16, "seq_len": 512, "attention": "unfused"}
+    return rehearse(spec, gpus, grid, stage=stage, engine="megatron-core", **options)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spec", "grid", "stage"),
+    [
+        (DENSE, "tp=2,pp=4", 0),
+        (DENSE, "tp=2,pp=4", 1),
+        (DENSE, "tp=2,pp=4", 2),
+        (DENSE, "tp=2,pp=4", 3),
+        (ALIKE_MIXTURE, "tp=2,dp=2,ep=4,pp=2", 0),
+        (MIXTRAL, "dp=4,ep=2,pp=2", 1),
+    ],
+)
+def test_a_stage_of_megatron_core_does_what_its_plan_says(spec, grid, stage):
+    comparison = rehearsed_stage(spec, grid, stage)
+    assert not comparison.differing
+    n_stages = comparison.prediction.layout.n_stages
+    assert comparison.rank == stage * 8 // n_stages
+    (sends,) = [line for line in comparison.lines if "pipeline.send_recv" in line.names]
+    n_neighbours = 1 if stage in (0, n_stages - 1) else 2
+    assert sends.planned == n_neighbours * max(n_stages, MOST_MICROSTEPS)
+    held = {line.holder: line for line in comparison.memory}
+    for holder in ("weights", "gradients", "optimizer_states"):
+        assert held[holder].planned_bytes == pytest.approx(held[holder].rehearsed_bytes, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_earlier_stages_hold_more_micro_batches_as_planned():
+    """A stage in the middle holds one micro-batch more than the next one.
+
+    Of each the local layers keep more than the plan's do, which are fused.
+    """
+    stages = [rehearsed_stage(DENSE, "tp=2,pp=4", stage) for stage in (1, 2)]
+    (more, fewer) = [
+        next(line for line in each.memory if line.holder == "activations") for each in stages
+    ]
+    planned = more.planned_bytes - fewer.planned_bytes
+    assert 0 < planned < more.rehearsed_bytes - fewer.rehearsed_bytes < 1.4 * planned
+
+
+@pytest.mark.slow
+def test_only_the_end_of_the_step_differs_in_a_stage_with_fewer_weights():
+    comparison = rehearsed_stage(DENSE, "tp=2,dp=2,pp=4", 1, gpus=16)
+    planned, done = sorted(comparison.differing, key=lambda line: -line.planned)
+    assert planned.names == ("gradient.reduce",)
+    assert planned.subject.kind == done.subject.kind == "all_reduce"
+    weights = next(line for line in comparison.memory if line.holder == "weights")
+    assert done.subject.nbytes == pytest.approx(weights.rehearsed_bytes, rel=1e-3)
+    assert done.subject.nbytes < planned.subject.nbytes
+
+
+@pytest.mark.slow
+def test_only_the_end_of_the_step_differs_in_a_stage_with_another_norm():
+    """The plan has no gain of the last norm, which sequence parallelism shares among ranks."""
+    comparison = rehearsed_stage(ALIKE_MIXTURE, "tp=2,dp=2,ep=4,pp=2", 1)
+    planned, done = sorted(comparison.differing, key=lambda line: -line.planned)
+    assert planned.names == ("gradient.norms.all_reduce",)
+    assert done.subject.nbytes - planned.subject.nbytes == 4 * ALIKE_MIXTURE.hidden_size
+
+
+@pytest.mark.slow
+def test_tied_embeddings_are_summed_by_the_first_and_the_last_stage():
+    tied = replace(DENSE, tied_embeddings=True)
+    for stage in (0, 3):
+        lines = rehearsed_stage(tied, "tp=2,pp=4", stage).differing
+        assert {line.subject.kind for line in lines} == {"all_reduce", "send_recv"}
+        assert len({line.subject.nbytes for line in lines}) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--grid", "tp=2,pp=2", "--stage", "2"), "stage 2 is not one of layout tensor=2"),
+        (("--grid", "tp=4", "--stage", "1"), "allowed: 0 to 0"),
+    ],
+)
+def test_a_stage_that_the_layout_does_not_have_is_one_line(capsys, words, said):
+    pytest.importorskip("megatron.core")
+    tiny = ("--gpus", "4", "--model", "tiny", "--engine", "megatron-core", "--global-batch", "8")
+    code, _, err = run_cli(capsys, "rehearse", *tiny, *words, "--attention", "unfused")
+    assert code == 2 and said in err and err.count("\n") == 1
+
+
 # The command ----------------------------------------------------------------------------------
 
 TINY = ("rehearse", "--model", "tiny", "--gpus", "4", "--micro-batch", "1", "--recompute", "none")
@@ -331,6 +430,7 @@ def test_the_command_exits_with_1_if_something_differs(capsys):
         (("--model", "tiny"), "give --gpus, --model and --grid"),
         (("--script", "x.py"), "--ranks"),
         (("--script", "x.py", "--ranks", "2", "--gpus", "2"), "--gpus does not go with --script"),
+        (("--script", "x.py", "--ranks", "2", "--stage", "1"), "--stage does not go with --script"),
         (("--script", "missing.py", "--ranks", "2"), "missing.py cannot be read"),
         ((*TINY[1:], "--engine", "deepspeed"), "bundled"),
         (("--gpus", "8", "--model", "mixtral-8x7b", "--grid", "1x1x8x1"), "has experts"),

@@ -8,7 +8,8 @@ from command_line import assert_refused, run_cli
 from axonn_tune.api.answers import predict
 from axonn_tune.api.scoring import score
 from axonn_tune.errors import AxonnTuneError
-from axonn_tune.report.score import score_records, score_text
+from axonn_tune.report.score import score_document, score_records, score_text
+from axonn_tune.reproduce.steps import group_errors
 from axonn_tune.spec.model import Model
 
 COLUMNS = "model gpus layout global_batch micro_batch engine recompute step_seconds status"
@@ -386,6 +387,75 @@ def test_labels_tell_runs_apart_by_the_fewest_facts(tmp_path):
         alone,
         "llama3-8b, tensor=4,data=2, 8 GPUs",
     ]
+
+
+def test_one_layout_has_one_name_however_rows_write_it(tmp_path):
+    texts = ("tensor=4,data=2", "dp=2,tp=4", "tp=4 context=1 pp=1 dp=2")
+    columns = "model,gpus,tp,pipeline,data,global_batch,micro_batch,engine,recompute,step_seconds"
+    by_axis = tmp_path / "by_axis.csv"
+    by_axis.write_text(f"{columns}\nllama3-8b,8,4,1,2,64,1,megatron-core,full,9\n")
+    whole = score(written(tmp_path, *(row(text, 9.0) for text in texts)), "dgx-h100")
+    name = "llama3-8b, tensor=4,data=2, 8 GPUs"
+    labels = [record["run"] for record in score_records(whole)]
+    assert labels == [f"{name}, run {number} of 3" for number in (1, 2, 3)]
+    assert [record["run"] for record in score_records(score(by_axis, "dgx-h100"))] == [name]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("x=4,data=2", "4x1x1x2"),
+        ("4x1x1x2 zyxd", "4x1x1x2 zyxd"),
+        ("4x1x1x2 xyzd", "4x1x1x2"),
+    ],
+)
+def test_a_grid_is_called_by_its_short_form_and_its_order(tmp_path, text, name):
+    table = written(tmp_path, row(text, 9.0, engine="bundled"))
+    (record,) = score_records(score(table, "dgx-h100"))
+    assert record["run"] == f"llama3-8b, {name}, 8 GPUs"
+
+
+def ordered(tmp_path, *rows):
+    """Return the errors of all runs of a table of steps of one engine."""
+    return group_errors(score(written(tmp_path, *rows), "dgx-h100").timed)[0]
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_layout_that_was_measured_twice_counts_once_where_layouts_are_ordered(
+    tmp_path, is_reversed
+):
+    """The rows of the layout that is predicted to be the fastest took 10 and 14 s."""
+    best, middle, last = sorted(LAYOUTS, key=lambda layout: step(layout).step_seconds)
+    other_name = best.replace("tensor", "tp").replace("data", "dp")
+    rows = [row(best, 10.0), row(other_name, 14.0), row(middle, 11.0), row(last, 13.0)]
+    group = ordered(tmp_path, *(reversed(rows) if is_reversed else rows))
+    assert group.model.n == 4
+    # The means are 12, 11 and 13 s.
+    assert (group.n_ordered_pairs, group.n_pairs) == (2, 3)
+    assert group.spearman == group.job_spearman == pytest.approx(0.5)
+    assert group.regret == group.median_regret == pytest.approx(12.0 / 11.0 - 1.0)
+
+
+def test_a_layout_alone_has_no_regret_however_often_it_was_measured(tmp_path, capsys):
+    rows = [row("tensor=8", 10.0), row("tp=8", 14.0)]
+    group = ordered(tmp_path, *rows)
+    assert (group.spearman, group.regret, group.median_regret, group.n_pairs) == (None,) * 3 + (0,)
+    table = written(tmp_path, *rows)
+    _, text, _ = run_cli(capsys, "score", table, "--machine", "dgx-h100", "--quiet")
+    cells = next(line for line in text.splitlines() if line.startswith("megatron-core")).split()
+    assert cells[-3:-1] == ["-", "-"]
+    document = score_document(score(table, "dgx-h100"))
+    assert document["groups"][0]["median_regret"] is None
+
+
+@pytest.mark.parametrize(("second", "regret"), [("8192", 0.25), ("4096", None)])
+def test_steps_of_longer_sequences_are_those_of_another_job(tmp_path, second, regret):
+    best, other = sorted(LAYOUTS[:2], key=lambda layout: step(layout).step_seconds)
+    table = tmp_path / "runs.csv"
+    rows = f"{row(best, 10.0)},8192\n{row(other, 8.0)},{second}"
+    table.write_text(f"{HEADER},seq_len\n{rows}\n")
+    (group,) = score_document(score(table, "dgx-h100"))["groups"]
+    assert group["median_regret"] == (regret and pytest.approx(regret))
 
 
 def test_a_notebook_shows_a_score_in_one_line(tmp_path):

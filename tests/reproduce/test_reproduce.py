@@ -32,6 +32,7 @@ from axonn_tune.reproduce.axonn import compare_links, compare_runs
 from axonn_tune.reproduce.comparison import (
     FACTS,
     Comparison,
+    grouped,
     ordered_pairs,
     summarise,
     summary_of,
@@ -188,18 +189,22 @@ def test_nearly_all_pairs_of_layouts_of_what_is_trained_in_2026_are_in_order(rep
     steps = [reproduction.steps[name] for name in names]
     repeated = ("llama3-405b", "qwen3-235b-a22b", "gpt-oss-120b", "kimi-k2", "gpt3-175b")
     others = [[t for t in timed if t.job[0].name not in repeated] for timed in steps]
-    for tables, n_least, least in ((others, 60, 0.98), (steps, 200, 0.96)):
+    for tables, n_least, n_wrong in ((others, 40, 2), (steps, 90, 4)):
         groups = [group_errors(timed)[0] for timed in tables if timed]
         n_pairs = sum(group.n_pairs for group in groups)
-        assert n_pairs > n_least
-        assert sum(group.n_ordered_pairs for group in groups) / n_pairs >= least
+        assert n_pairs >= n_least
+        assert n_pairs - sum(group.n_ordered_pairs for group in groups) <= n_wrong
 
 
 @pytest.mark.slow
 def test_orders_are_those_that_scipy_finds(reproduction):
-    """Some measured times are equal, and share their ranks."""
+    """Some measured times are equal, and share their ranks; repeated ones have their mean."""
     for timed in reproduction.steps.values():
-        times = [(t.predicted_seconds, t.measured_seconds) for t in timed]
+        layouts = grouped(timed, lambda t: (t.job, t.prediction.configuration, t.predicted_seconds))
+        times = [
+            (runs[0].predicted_seconds, fmean(t.measured_seconds for t in runs))
+            for runs in layouts.values()
+        ]
         assert group_errors(timed)[0].spearman == pytest.approx(spearmanr(times).statistic)
 
 

@@ -13,8 +13,8 @@ from axonn_tune.runtime.run import build_trainer
 from axonn_tune.spec.rehearsal import Rehearsal
 
 
-def rehearse(request: RunRequest) -> Rehearsal:
-    """Run two steps of rank 0, and return what the second one did.
+def rehearse(request: RunRequest, rank: int = 0) -> Rehearsal:
+    """Run two steps of a rank, and return what the second one did.
 
     In the first step the trainer learns in which order weights are used, and makes its buffers.
 
@@ -24,7 +24,7 @@ def rehearse(request: RunRequest) -> Rehearsal:
         The program does not run in this configuration.
     """
     start = time.perf_counter()
-    with rehearsed(request.job.n_gpus) as tape:
+    with rehearsed(request.job.n_gpus, rank) as tape:
         trainer = build_trainer(request, torch.device("cpu"))
         trainer.step(0)
         tape.begin_step()

@@ -38,8 +38,8 @@ _PROPAGATE = next(
 
 
 @contextmanager
-def rehearsed(n_ranks: int) -> Iterator[Tape]:
-    """Be rank 0 of a job of which no other rank exists, and yield what records it.
+def rehearsed(n_ranks: int, rank: int = 0) -> Iterator[Tape]:
+    """Be one rank of a job of which no other rank exists, and yield what records it.
 
     Raises
     ------
@@ -49,7 +49,7 @@ def rehearsed(n_ranks: int) -> Iterator[Tape]:
     if dist.is_initialized():
         raise InputError("rehearse: this process is a rank of a job; allowed: a process of its own")
     tape = Tape()
-    dist.init_process_group("fake", rank=0, world_size=n_ranks, store=FakeStore())
+    dist.init_process_group("fake", rank=rank, world_size=n_ranks, store=FakeStore())
     try:
         with ExitStack() as stack:
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))

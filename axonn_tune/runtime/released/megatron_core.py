@@ -1,4 +1,4 @@
-"""Tensor and data parallelism through Megatron-Core, by its local layers (without other packages).
+"""Parallelism through Megatron-Core, by its local layers (without other packages).
 
 Megatron-Core's optimizer and its norm of gradients ask for CUDA; torch's AdamW takes their place.
 """
@@ -24,6 +24,7 @@ from axonn_tune.runtime.released.megatron_experts import (
     replace_compiled,
     replace_streams,
 )
+from axonn_tune.runtime.released.megatron_pipeline import OnDevice, train_stage
 from axonn_tune.runtime.released.torch_calls import TorchCalls
 from axonn_tune.runtime.request import RunRequest
 from axonn_tune.spec.checks import require_choice
@@ -54,6 +55,7 @@ def form_groups(layout: Layout) -> Any:
         parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.size("tensor"),
+        pipeline_model_parallel_size=layout.n_stages,
         expert_model_parallel_size=layout.size(EXPERT),
         expert_tensor_parallel_size=1,
         create_gloo_process_groups=False,
@@ -91,6 +93,10 @@ def config_of(spec: Model, layout: Layout) -> Any:
         qk_layernorm=bool(spec.qk_norm),
         init_method_std=INITIAL_STD,
         tensor_model_parallel_size=tensor_size,
+        pipeline_model_parallel_size=layout.n_stages,
+        pipeline_dtype=torch.float32,
+        deallocate_pipeline_outputs=True,
+        batch_p2p_sync=False,
         sequence_parallel=spec.experts is not None and tensor_size > 1,
         use_cpu_initialization=True,
         hidden_dropout=0.0,
@@ -107,7 +113,11 @@ def config_of(spec: Model, layout: Layout) -> Any:
 
 
 def parallel_gpt(request: RunRequest, device: torch.device) -> Any:
-    """Return Megatron-Core's model within its data parallelism, which sums gradients in the end."""
+    """Return the model of this rank's stage within Megatron-Core's data parallelism.
+
+    Gradients are summed in the end.
+    """
+    stages = import_module("megatron.core.parallel_state")
     spec = request.model
     config = config_of(spec, request.configuration.layout)
     torch.manual_seed(request.seed)
@@ -116,6 +126,8 @@ def parallel_gpt(request: RunRequest, device: torch.device) -> Any:
         layers_of(spec, config),
         vocab_size=spec.padded_vocab_size,
         max_sequence_length=spec.seq_len,
+        pre_process=stages.is_pipeline_first_stage(),
+        post_process=stages.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=spec.tied_embeddings,
         position_embedding_type=_POSITIONS[spec.position],
     )
@@ -127,7 +139,7 @@ def parallel_gpt(request: RunRequest, device: torch.device) -> Any:
 
 
 class MegatronCoreTrainer(RecordedTrainer):
-    """Trains Megatron-Core's GPT on `tensor` x `data` ranks."""
+    """Trains Megatron-Core's GPT on `tensor` x `data` x `pipeline` ranks."""
 
     def __init__(self, request: RunRequest, device: torch.device) -> None:
         # It names the packages that it can do without, and calls what torch has replaced.
@@ -140,9 +152,12 @@ class MegatronCoreTrainer(RecordedTrainer):
         groups = form_groups(layout)
         share = groups.get_data_parallel_rank()
         super().__init__(recorder, request, device, layout.size("data"), share)
+        self._is_pipelined = layout.n_stages > 1
+        self._model_group = groups.get_model_parallel_group()
         self._tensor_group = groups.get_tensor_model_parallel_group()
         self._calls = TorchCalls(recorder, layout, Megatron3D().axes)
-        self._model = parallel_gpt(request, device)
+        with OnDevice(device):
+            self._model = parallel_gpt(request, device)
         seq_len = request.job.seq_len
         self._positions = torch.arange(seq_len, device=device).unsqueeze(0)
         ahead = torch.ones(seq_len, seq_len, dtype=torch.bool, device=device).triu(1)
@@ -155,17 +170,26 @@ class MegatronCoreTrainer(RecordedTrainer):
         model = self._model
         total = torch.zeros((), device=self._device)
         with self._calls.recorded():
-            for text in texts:
-                losses = model(text[:, :-1], self._positions, self._hidden, labels=text[:, 1:])
-                loss = losses.mean() / len(texts)
-                loss.backward()
-                total += loss.detach()
+            if self._is_pipelined:
+                total = train_stage(model, self._forward, texts, self._device)
+            else:
+                for text in texts:
+                    loss = self._forward(text).mean() / len(texts)
+                    loss.backward()
+                    total += loss.detach()
             import_module("megatron.core.distributed").finalize_model_grads([model])
             norm = self._clip()
         self._adamw.step()
         self._adamw.zero_grad()
         model.zero_grad_buffer()
         return total, norm.item()
+
+    def _forward(self, text: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each token, or what a stage before the last one hands on."""
+        output: torch.Tensor = self._model(
+            text[:, :-1], self._positions, self._hidden, labels=text[:, 1:]
+        )
+        return output
 
     @torch.no_grad()
     def _clip(self) -> torch.Tensor:
@@ -175,7 +199,7 @@ class MegatronCoreTrainer(RecordedTrainer):
         for weight in self._parameters:
             if is_first or getattr(weight, "tensor_model_parallel", False):
                 square += weight.main_grad.square().sum()
-        dist.all_reduce(square, group=self._tensor_group)
+        dist.all_reduce(square, group=self._model_group)
         norm = square.sqrt()
         for weight in self._parameters:
             weight.grad = weight.main_grad.mul_((CLIP_NORM / norm).clamp(max=1.0))

@@ -60,6 +60,7 @@ from axonn_tune.strategies.pipeline import (
     broken_pipeline_rules,
     can_be_cut,
     copies_of_model,
+    memory_of_stage,
     memory_of_stages,
     neediest,
 )
@@ -390,6 +391,13 @@ class Megatron3D:
     def first_stage_memory(self, model: Model, job: Job, table: CandidateTable) -> dict[str, Array]:
         """Return the peak bytes of a rank in the first stage by term, each of shape (C,)."""
         return next(self._memory_of_stages(model, job, table))
+
+    def stage_memory(
+        self, model: Model, job: Job, table: CandidateTable, stage: int
+    ) -> dict[str, Array]:
+        """Return the peak bytes of a rank in a stage without virtual ones by term, each (C,)."""
+        shapes = self.shapes(model, job, table)
+        return memory_of_stage(shapes, partial(self._stage_memory, shapes), stage)
 
     def _memory_of_stages(
         self, model: Model, job: Job, table: CandidateTable

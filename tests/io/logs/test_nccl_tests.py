@@ -100,6 +100,73 @@ def test_a_log_without_a_check_of_the_results_is_read(read, nccl_log):
     assert not log.warnings
 
 
+# What common.cu printed from 7bd5758 to d39f59d: side_work is what -k says.
+_COPIES = "# nThread 1 nGpus 1 minBytes 8 graph: 0 side_work: {} work_sms: 64 direction: H2D\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "columns", "cells"),
+    [
+        (_COPIES.format(1), "time algbw busbw copybw #wrong", "100.0 10.0 17.5 25.31 0"),
+        ("", "time algbw busbw copybw #wrong", "100.0 10.0 17.5 25.31 12"),
+        (_COPIES.format(2), "time algbw busbw #wrong", "100.0 10.0 17.5 0"),
+    ],
+    ids=["copies", "copies without the head", "other work"],
+)
+def test_times_of_collectives_beside_copies_are_refused(read, nccl_log, head, columns, cells):
+    with pytest.raises(FileError, match=r"copies ran beside .* without --side_work") as error:
+        read(head + _in_columns(nccl_log, columns, cells))
+    assert "\n" not in str(error.value)
+
+
+def test_a_log_of_the_same_months_without_copies_is_read(read, nccl_log):
+    text = _in_columns(nccl_log, "time algbw busbw #wrong", "100.0 10.0 17.5 0")
+    (point,) = read(_COPIES.format(0) + text).link_points
+    assert point.seconds == pytest.approx(1e-4)
+
+
+_RIGHT_ROW = "2097152 524288 float sum -1" + 2 * " 200.0 10.0 17.5 {other} {wrong}" + "\n"
+
+
+@pytest.mark.parametrize(("wrong", "n_rows"), [("0", 1), ("N/A", 1), ("3", 0), ("nan", 0)])
+def test_wrong_elements_are_found_by_their_heading(read, nccl_log, wrong, n_rows):
+    """The column before it is one that no version has had so far."""
+    text = _in_columns(nccl_log, "time algbw busbw other #wrong", f"100.0 10.0 17.5 8 {wrong}")
+    log = read(text + _RIGHT_ROW.format(other="8", wrong="0"))
+    assert [point.nbytes for point in log.link_points] == [2**20] * n_rows + [2**21]
+    assert len(log.warnings) == 1 - n_rows
+
+
+def test_a_log_that_does_not_say_what_was_wrong_is_refused(read, nccl_log):
+    text = _in_columns(nccl_log, "time algbw busbw", "100.0 10.0 17.5")
+    with pytest.raises(FileError, match=r"line 9: no column .* allowed: a column #wrong or error"):
+        read(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "is_right"),
+    [
+        ("float", "0e+00", True),
+        ("float", "7e-05", True),
+        ("float", "8e-05", False),
+        ("float", "4e+00", False),
+        ("half", "7e-02", True),
+        ("half", "8e-02", False),
+        ("int", "1e+00", False),
+        ("float", "N/A", True),
+    ],
+)
+def test_before_2022_a_row_is_wrong_if_its_error_is_above_that_of_its_type(
+    read, nccl_log, kind, error, is_right
+):
+    """The test allowed 1e-5 of float and 1e-2 of half for each of the other seven ranks."""
+    text = _in_columns(nccl_log, "time algbw busbw error", f"100.0 10.0 17.5 {error}")
+    log = read(text.replace("float", kind) + _RIGHT_ROW.format(other="", wrong="0e+00"))
+    assert [point.nbytes for point in log.link_points] == [2**20] * is_right + [2**21]
+    assert is_right or f"the error is {error}, more than" in log.warnings[0]
+    assert len(log.warnings) == 1 - is_right
+
+
 @pytest.mark.parametrize("before", [False, True], ids=["alone", "behind a log of times"])
 def test_times_of_the_host_are_refused(read, nccl_log, before):
     """With -C 1, nccl-tests reports how long the host took to issue the collectives."""
