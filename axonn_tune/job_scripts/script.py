@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -90,6 +91,15 @@ def _is_of(engine: Engine, framework: str) -> bool:
     return framework in (engine.name, engine.name.split("-")[0])
 
 
+def _is_started(engine: Engine, framework: str) -> bool:
+    """Return whether the script starts what the engine describes.
+
+    Scripts for Megatron-LM need a release of 2026; engines of earlier years name their year.
+    """
+    is_earlier = framework == "megatron" and re.search(r"-20\d\d\b", engine.name) is not None
+    return _is_of(engine, framework) and not is_earlier
+
+
 def recomputes_in_part(strategy: Strategy, framework: str | None) -> bool:
     """Return whether what is started can recompute some layers only: torchtitan cannot."""
     return framework_of(strategy, framework) != "torchtitan"
@@ -99,7 +109,7 @@ def engine_warning(prediction: Prediction, framework: str | None) -> list[str]:
     """Return a sentence about times that are not those of what the script starts, or none."""
     strategy = prediction.scenario.strategy
     started = framework_of(strategy, framework)
-    if not strategy.engine.name or _is_of(strategy.engine, started):
+    if not strategy.engine.name or _is_started(strategy.engine, started):
         return []
     return [
         f"The times are those of the engine {strategy.engine.name}; the script starts {started}."
