@@ -51,7 +51,7 @@ _N_FIRST_CELLS = 3
 class _Columns:
     """Where a row has its first time, and what was wrong there: places counted from its end.
 
-    From the begin they cannot be counted, since some versions print an empty cell for a collective
+    From the beginning they cannot be counted, since some versions print an empty cell for a collective
     that reduces nothing or has no root.
 
     counts

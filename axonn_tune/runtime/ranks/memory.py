@@ -42,7 +42,7 @@ class Peaks:
     steady_bytes
         While the timed steps ran.
     first_bytes
-        From the begin on: weights are drawn and products are tuned before that.
+        From the beginning on: weights are drawn and products are tuned before that.
     held_bytes
         What the allocator held for both; None on a CPU.
     """
