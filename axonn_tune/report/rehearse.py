@@ -55,11 +55,13 @@ def _head_lines(comparison: RehearsedStep) -> list[str]:
         share = f"{p.n_microsteps} of {share}"
     elif shown > 1:
         share = f"all {share}"
+    n_stages = configuration.layout.n_stages
+    of_stage = f" (stage {comparison.stage} of stages 0 to {n_stages - 1})" if n_stages > 1 else ""
     return [
         f"{model_on_gpus(p.scenario)}, {p.scenario.strategy.name}"
         f"{f' ({engine.title})' if engine.title else ''}, layout {configuration.ordered_layout}, "
         f"micro-batch {configuration.micro_batch}, recompute {configuration.recompute}",
-        f"rehearsed rank {comparison.rank} of {comparison.rehearsal.n_ranks}, {share}, in "
+        f"rehearsed rank {comparison.rank} of {comparison.rehearsal.n_ranks}{of_stage}, {share}, in "
         f"{format_seconds(comparison.rehearsal.seconds, 3)}",
     ]
 
@@ -155,6 +157,7 @@ def comparison_document(
         "result": record(comparison.prediction),
         "rank": comparison.rank,
         "n_ranks": comparison.rehearsal.n_ranks,
+        "stage": comparison.stage,
         "rehearsed_microsteps": comparison.prediction.n_microsteps,
         "n_microsteps": comparison.n_microsteps,
         "rehearsal_seconds": comparison.rehearsal.seconds,

@@ -116,8 +116,8 @@ class RehearsedStep:
         Products, attention and collectives.
     memory
         What holds memory.
-    rank
-        The rank that was rehearsed.
+    rank, stage
+        The rank that was rehearsed, and its stage of the pipeline, counted from 0.
     planned_kernel_bytes, rehearsed_kernel_bytes
         Bytes that all other kernels move.
     """
@@ -130,6 +130,7 @@ class RehearsedStep:
     planned_kernel_bytes: float
     rehearsed_kernel_bytes: float
     rank: int = 0
+    stage: int = 0
 
     @property
     def differing(self) -> list[Line]:
@@ -189,6 +190,7 @@ def compare(
             )
         ),
         rank,
+        stage,
     )
 
 

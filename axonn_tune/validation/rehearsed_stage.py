@@ -23,9 +23,9 @@ def first_rank(layout: Layout, stage: int) -> int:
         The layout has no such stage.
     """
     if not 0 <= stage < layout.n_stages:
-        raise InputError(
-            f"stage {stage} is not one of layout {layout}; allowed: 0 to {layout.n_stages - 1}"
-        )
+        last = layout.n_stages - 1
+        allowed = f"0 to {last}" if last else "0, since it has no pipeline"
+        raise InputError(f"stage {stage} is not one of layout {layout}; allowed: {allowed}")
     return stage * (layout.n_ranks // layout.n_stages)
 
 

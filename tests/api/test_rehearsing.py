@@ -398,7 +398,8 @@ def test_tied_embeddings_are_summed_by_the_first_and_the_last_stage():
     ("words", "said"),
     [
         (("--grid", "tp=2,pp=2", "--stage", "2"), "stage 2 is not one of layout tensor=2"),
-        (("--grid", "tp=4", "--stage", "1"), "allowed: 0 to 0"),
+        (("--grid", "tp=2,pp=2", "--stage", "2"), "allowed: 0 to 1"),
+        (("--grid", "tp=4", "--stage", "1"), "allowed: 0, since it has no pipeline"),
     ],
 )
 def test_a_stage_that_the_layout_does_not_have_is_one_line(capsys, words, said):
@@ -406,6 +407,30 @@ def test_a_stage_that_the_layout_does_not_have_is_one_line(capsys, words, said):
     tiny = ("--gpus", "4", "--model", "tiny", "--engine", "megatron-core", "--global-batch", "8")
     code, _, err = run_cli(capsys, "rehearse", *tiny, *words, "--attention", "unfused")
     assert code == 2 and said in err and err.count("\n") == 1
+
+
+def test_layers_that_do_not_divide_evenly_among_the_stages_are_named(tmp_path, capsys):
+    """The plan counts the embedding and the head as layers, with which these divide evenly."""
+    pytest.importorskip("megatron.core")
+    model = tmp_path / "six.yaml"
+    sizes = "n_layers: 6, hidden_size: 64, n_heads: 4, vocab_size: 512, seq_len: 64"
+    model.write_text(f"{{name: six, {sizes}}}\n")
+    job = ("--gpus", "4", "--model", model, "--global-batch", "8", "--attention", "unfused")
+    grid = ("--engine", "megatron-core", "--grid", "pp=4")
+    code, _, err = run_cli(capsys, "rehearse", *job, *grid)
+    assert code == 2 and "six: n_layers is 6" in err and "a multiple of 4" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_report_says_which_stage_of_a_pipeline_was_rehearsed(capsys):
+    pytest.importorskip("megatron.core")
+    job = ("--gpus", "4", "--model", "tiny", "--global-batch", "8", "--attention", "unfused")
+    grid = ("--engine", "megatron-core", "--grid", "tp=2,pp=2", "--stage", "1")
+    _, text, _ = run_cli(capsys, "rehearse", *job, *grid)
+    assert "rehearsed rank 2 of 4 (stage 1 of stages 0 to 1)" in text
+    _, text, _ = run_cli(capsys, "rehearse", *job, *grid, "--format", "json")
+    assert json.loads(text)["stage"] == 1
 
 
 # The command ----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
+from axonn_tune.errors import InputError
 from axonn_tune.runtime.axonn.gpt import INITIAL_STD
 from axonn_tune.runtime.axonn.optimizer import CLIP_NORM
 from axonn_tune.runtime.native.trainer import RecordedTrainer, adamw
@@ -73,9 +74,14 @@ def config_of(spec: Model, layout: Layout) -> Any:
     Raises
     ------
     InputError
-        Megatron-Core has no such norms, or no such biases.
+        Megatron-Core has no such norms, or no such biases, or the layers do not divide evenly.
     """
     tensor_size = layout.size("tensor")
+    if spec.n_layers % layout.n_stages:
+        raise InputError(
+            f"model {spec.name}: n_layers is {spec.n_layers}; allowed to run on "
+            f"{layout.n_stages} stages of Megatron-Core: a multiple of {layout.n_stages}"
+        )
     require_choice(f"model {spec.name}", "proj_bias", str(spec.proj_bias), (str(spec.bias),))
     require_choice(f"model {spec.name}", "qk_norm", spec.qk_norm, ("", "head"))
     return import_module("megatron.core.transformer.transformer_config").TransformerConfig(
