@@ -96,8 +96,12 @@ def _is_started(engine: Engine, framework: str) -> bool:
 
     Scripts for Megatron-LM need a release of 2026; engines of earlier years name their year.
     """
-    is_earlier = framework == "megatron" and re.search(r"-20\d\d\b", engine.name) is not None
-    return _is_of(engine, framework) and not is_earlier
+    return _is_of(engine, framework) and not _is_earlier(engine, framework)
+
+
+def _is_earlier(engine: Engine, framework: str) -> bool:
+    is_dated = re.search(r"-20\d\d\b", engine.name) is not None
+    return framework == "megatron" and is_dated and _is_of(engine, framework)
 
 
 def recomputes_in_part(strategy: Strategy, framework: str | None) -> bool:
@@ -111,8 +115,9 @@ def engine_warning(prediction: Prediction, framework: str | None) -> list[str]:
     started = framework_of(strategy, framework)
     if not strategy.engine.name or _is_started(strategy.engine, started):
         return []
+    program = "a Megatron-LM of 2026" if _is_earlier(strategy.engine, started) else started
     return [
-        f"The times are those of the engine {strategy.engine.name}; the script starts {started}."
+        f"The times are those of the engine {strategy.engine.name}; the script starts {program}."
     ]
 
 

@@ -61,8 +61,8 @@ def _head_lines(comparison: RehearsedStep) -> list[str]:
         f"{model_on_gpus(p.scenario)}, {p.scenario.strategy.name}"
         f"{f' ({engine.title})' if engine.title else ''}, layout {configuration.ordered_layout}, "
         f"micro-batch {configuration.micro_batch}, recompute {configuration.recompute}",
-        f"rehearsed rank {comparison.rank} of {comparison.rehearsal.n_ranks}{of_stage}, {share}, in "
-        f"{format_seconds(comparison.rehearsal.seconds, 3)}",
+        f"rehearsed rank {comparison.rank} of {comparison.rehearsal.n_ranks}{of_stage}, {share}, "
+        f"in {format_seconds(comparison.rehearsal.seconds, 3)}",
     ]
 
 

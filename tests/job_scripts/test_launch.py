@@ -397,8 +397,8 @@ def test_torchtitan_gets_a_recomputation_that_it_has_where_the_search_chooses_on
         ("megatron", "nanotron", "megatron", True),
         ("megatron", "megatron-core", "megatron", False),
         ("megatron", "megatron-core-graphs", "megatron", False),
-        ("megatron", "megatron-2021-09", "megatron", True),
-        ("megatron", "megatron-2022", "megatron", True),
+        ("megatron", "megatron-2021-09", "a Megatron-LM of 2026", True),
+        ("megatron", "megatron-2022", "a Megatron-LM of 2026", True),
     ],
 )
 def test_an_engine_is_started_by_its_framework_or_the_command_says_so(

@@ -51,8 +51,8 @@ _N_FIRST_CELLS = 3
 class _Columns:
     """Where a row has its first time, and what was wrong there: places counted from its end.
 
-    From the beginning they cannot be counted, since some versions print an empty cell for a collective
-    that reduces nothing or has no root.
+    From the beginning they cannot be counted, since some versions print an empty cell for a
+    collective that reduces nothing or has no root.
 
     counts
         Whether wrong elements are counted, and not the largest error stated.
