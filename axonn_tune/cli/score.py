@@ -79,7 +79,13 @@ def command(
       axonn-tune score tonight.csv --machine dgx-h100 --baseline yesterday.csv
     """
     from axonn_tune.api.scoring import score
-    from axonn_tune.cli.output import check_plot, emit_as, save_plot, say_on_stderr
+    from axonn_tune.cli.output import (
+        check_folders,
+        check_plot,
+        emit_as,
+        save_plot,
+        say_on_stderr,
+    )
     from axonn_tune.report import score as report
     from axonn_tune.validation.limits import at_most
 
@@ -90,7 +96,9 @@ def command(
         _watch(runs, baseline, machine, quiet)
         return
     check_plot(plot)
+    check_folders(plot, html, output)
     scored = score(runs, machine, Progress("Predicting", quiet), say_on_stderr)
+    report.check_groupings(scored, by)
     save_plot(plot, lambda: report.score_figure(scored))
     if html is not None:
         _write_page(scored, f"Score of {runs}", by, html)

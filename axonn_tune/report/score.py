@@ -78,16 +78,15 @@ def _table_by(timed: Sequence[TimedRun], name: str) -> str:
     return table(rows, (name, *_GROUP_HEADERS[1:]))
 
 
-def _groups_by(timed: Sequence[TimedRun], name: str) -> list[GroupError]:
-    """Return the errors by a fact or by the size of an axis, in the order of the values.
+def check_groupings(score: Score, by: Sequence[str]) -> None:
+    """Raise InputError if a name of `by` is neither a fact nor an axis of one of the runs."""
+    axes = dict.fromkeys(axis for each in score.timed for axis in each.prediction.layout.sizes)
+    for name in by:
+        require_choice("score", "--by", name, (*_GROUPINGS, *axes))
 
-    Raises
-    ------
-    InputError
-        The name is neither a fact nor an axis of one of the runs.
-    """
-    axes = dict.fromkeys(axis for each in timed for axis in each.prediction.layout.sizes)
-    require_choice("score", "--by", name, (*_GROUPINGS, *axes))
+
+def _groups_by(timed: Sequence[TimedRun], name: str) -> list[GroupError]:
+    """Return the errors by a fact or by the size of an axis, in the order of the values."""
 
     def value_of(each: TimedRun) -> str | int:
         of_fact = _GROUPINGS.get(name)

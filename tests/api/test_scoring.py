@@ -292,6 +292,25 @@ def test_a_table_is_grouped_by_what_its_runs_have(tmp_path, capsys):
     assert_refused(capsys, "score", table, *given, culprit="--by is 'shard'; allowed: engine")
 
 
+@pytest.mark.parametrize("output_format", ["table", "csv"])
+def test_a_grouping_that_does_not_exist_is_refused_before_anything_is_written(
+    tmp_path, capsys, output_format
+):
+    table, page = written(tmp_path, row("tensor=8", 1.0)), tmp_path / "score.html"
+    plot = tmp_path / "score.svg"
+    given = ["--machine", "dgx-h100", "--by", "step_seconds", "--quiet", "--html", page]
+    given += ["--plot", plot, "--format", output_format]
+    assert_refused(capsys, "score", table, *given, culprit="--by is 'step_seconds'; allowed")
+    assert not page.exists() and not plot.exists()
+
+
+@pytest.mark.parametrize("option", ["--html", "--plot", "--output"])
+def test_a_folder_that_does_not_exist_is_named_before_runs_are_predicted(tmp_path, capsys, option):
+    table = tmp_path / "runs.csv"  # which does not exist, either
+    path = tmp_path / "missing" / "score.svg"
+    assert_refused(capsys, "score", table, option, path, culprit=f"{path} cannot be written")
+
+
 def test_runs_out_of_memory_are_among_the_records(tmp_path):
     table = written(tmp_path, row("tensor=8", 1.0, status="oom"), row("tensor=4,data=2", 5.0))
     first, second = score_records(score(table, "dgx-h100"))
