@@ -80,7 +80,7 @@ def _table_by(timed: Sequence[TimedRun], name: str) -> str:
 
 def check_groupings(score: Score, by: Sequence[str]) -> None:
     """Raise InputError if a name of `by` is neither a fact nor an axis of one of the runs."""
-    axes = dict.fromkeys(axis for each in score.timed for axis in each.prediction.layout.sizes)
+    axes = dict.fromkeys(axis for each in score.judged for axis in each.prediction.layout.sizes)
     for name in by:
         require_choice("score", "--by", name, (*_GROUPINGS, *axes))
 

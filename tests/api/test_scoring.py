@@ -304,6 +304,13 @@ def test_a_grouping_that_does_not_exist_is_refused_before_anything_is_written(
     assert not page.exists() and not plot.exists()
 
 
+def test_runs_that_are_all_out_of_memory_have_axes(tmp_path, capsys):
+    table = written(tmp_path, row("tensor=8", 1.0, status="oom"))
+    given = ["--machine", "dgx-h100", "--by", "tensor", "--quiet"]
+    code, text, errors = run_cli(capsys, "score", table, *given)
+    assert code == 0 and not errors and "1 that ran out of memory" in text
+
+
 @pytest.mark.parametrize("option", ["--html", "--plot", "--output"])
 def test_a_folder_that_does_not_exist_is_named_before_runs_are_predicted(tmp_path, capsys, option):
     table = tmp_path / "runs.csv"  # which does not exist, either
