@@ -94,7 +94,7 @@ def read_logs(paths: Sequence[str], machine: Machine, options: LogOptions) -> Im
                 log = _parse_collective_log(text, path, options)
             warnings += log.warnings
             if not log.timings:
-                raise FileError(f"{path}: no whole row in it")
+                raise FileError(f"{path}: {_why_unread(log)}")
             for timing in log.timings:
                 point = _untimed_point(timing, machine, options.ranks_per_node, path)
                 replace(point, seconds=timing.seconds).check_possible()
@@ -121,6 +121,13 @@ def _too_fast(products: Sequence[GemmPoint], machine: Machine, path: str) -> lis
                 "fast; check the unit of the times, and --machine"
             )
     return warnings
+
+
+def _why_unread(log: CollectiveLog) -> str:
+    """Say why no row of a log can be used: what is wrong with the first, or that there is none."""
+    if not log.warnings:
+        return "no whole row in it"
+    return f"no row can be used; {log.warnings[0].removesuffix('; left out')}"
 
 
 @contextmanager
