@@ -6,6 +6,7 @@ import errno
 import importlib
 import io
 import os
+import re
 import sys
 from contextlib import suppress
 from typing import Any
@@ -50,6 +51,8 @@ _INSTALLS = {
 }
 
 
+# What users call the types of options that click names for programmers.
+_TYPES = {"integer": "a whole number", "float": "a number"}
 # Commands that run the program whose step they compare with a prediction.
 _EXECUTING = ("run", "rehearse", "validate")
 # Commands that start other programs, in the environment that the user has set.
@@ -127,7 +130,7 @@ def main(args: list[str] | None = None) -> Any:
     except click.NoSuchOption as error:
         _fail(_not_executed(error) or error.format_message())
     except click.ClickException as error:
-        _fail(error.format_message())
+        _fail(_in_plain_words(error.format_message()))
     except ModuleNotFoundError as error:
         if error.name not in _INSTALLS:
             raise
@@ -144,6 +147,13 @@ def main(args: list[str] | None = None) -> Any:
         if sys.stdout is not given:
             _give_back(sys.stdout)
             sys.stdout = given
+
+
+def _in_plain_words(message: str) -> str:
+    """Return a message of click's with the names that users have for its types."""
+    for name, plain in _TYPES.items():
+        message = re.sub(rf" is not a valid {name}( range)?\.$", f" is not {plain}.", message)
+    return message
 
 
 def _not_executed(error: click.NoSuchOption) -> str | None:

@@ -65,6 +65,17 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, args, culprit):
     assert_refused(capsys, *args, culprit=culprit)
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--gpus", "--gpus': 'x' is not a whole number."),
+        ("--expert-imbalance", "--expert-imbalance': 'x' is not a number."),
+    ],
+)
+def test_a_word_in_place_of_a_number_is_refused_in_plain_words(capsys, option, said):
+    assert_refused(capsys, "suggest", "--gpus", "8", "--model", "tiny", option, "x", culprit=said)
+
+
 def test_malformed_machine_file_names_file_line_and_key(capsys, tmp_path):
     good = Path(__file__).parents[2] / "hardware_profiles" / "perlmutter.yaml"
     bad = tmp_path / "bad.yaml"
