@@ -16,6 +16,7 @@ from axonn_tune.report.table import fitted_table
 from axonn_tune.report.trust import trust_lines
 from axonn_tune.search.search import Search
 from axonn_tune.step.prediction import Prediction
+from axonn_tune.studies.parameters import parameters
 from axonn_tune.studies.whatif import Influence, WhatIf
 from axonn_tune.units import format_quantity, gib
 
@@ -34,6 +35,7 @@ def what_if_text(search: Search, settings: Sequence[str], result: WhatIf) -> str
     return "\n".join(
         [
             f"{model_on_gpus(search.scenario)}, if {', '.join(settings)}",
+            *_changed_lines(result),
             "",
             fitted_table(rows, headers, ("MFU %", "90 % interval")),
             "",
@@ -42,6 +44,23 @@ def what_if_text(search: Search, settings: Sequence[str], result: WhatIf) -> str
             assumption_line(search),
         ]
     )
+
+
+def _changed_lines(result: WhatIf) -> list[str]:
+    """Return a line with each number of the machine that changes, before and after, if any does.
+
+    Two GPUs differ in more than numbers of the same names.
+    """
+    before, after = (
+        {p.name: p for p in parameters(each.scenario.machine, each.scenario.job.dtype)}
+        for each in (result.before, result.after)
+    )
+    changes = [
+        f"{name} {' becomes '.join(format_quantity(p.value, p.field) for p in (old, after[name]))}"
+        for name, old in before.items()
+        if name in after and after[name].value != old.value
+    ]
+    return [f"On {result.before.scenario.machine.name}: {', '.join(changes)}."] if changes else []
 
 
 def _conclusion(result: WhatIf) -> str:

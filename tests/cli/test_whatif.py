@@ -32,6 +32,21 @@ def test_what_if_says_what_changes(capsys):
     assert float(rows[1]["step_seconds"]) == pytest.approx(after)
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("inter_node.bandwidth=2x", "On dgx-h100: infiniband.bandwidth 388 GB/s becomes 776 GB/s."),
+        ("jitter=-50%", "On dgx-h100: jitter 0.03 becomes 0.015."),
+    ],
+)
+def test_the_numbers_before_and_after_a_change_are_said(capsys, setting, said):
+    _, out, _ = run_cli(capsys, "whatif", *JOB, "--machine", "dgx-h100", "--set", setting)
+    assert out.splitlines()[1] == said
+    nothing = ["--set", "inter_node.bandwidth=1x"]
+    _, out, _ = run_cli(capsys, "whatif", *JOB, "--machine", "dgx-h100", *nothing)
+    assert "becomes" not in out and out.splitlines()[1] == ""
+
+
 def test_sensitivities_list_every_parameter(capsys, tmp_path):
     table = tmp_path / "table.csv"
     run_cli(capsys, "whatif", *JOB, "--by", "2", "--format", "csv", "--output", table)
