@@ -97,8 +97,8 @@ def test_changed_virtual_stages_are_told_of(capsys):
     stages = [found[which]["n_virtual"] for which in ("before", "after", "kept")]
     assert stages[0] != stages[1]
     lines = out.splitlines()
-    end = lines[2].index("virtual") + len("virtual")
-    assert [int(line[:end].split()[-1]) for line in lines[4:7]] == stages
+    end = lines[3].index("virtual") + len("virtual")
+    assert [int(line[:end].split()[-1]) for line in lines[5:8]] == stages
     _, out, _ = run_cli(capsys, "whatif", *job, "--by", "1.3")
     assert f"virtual {stages[1]}, mbs" in out
 
