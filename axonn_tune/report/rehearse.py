@@ -9,7 +9,7 @@ from typing import Any
 
 from axonn_tune.report.phrases import assumption_line, model_on_gpus
 from axonn_tune.report.records import SCHEMA_VERSION, assumptions, record
-from axonn_tune.report.table import fitted_table_of, table_of
+from axonn_tune.report.table import table_of
 from axonn_tune.search.search import Search
 from axonn_tune.spec.rehearsal import HOLDERS, FusedAttention, Message, Product, Rehearsed
 from axonn_tune.step.rehearsed import PricedRehearsal
@@ -68,7 +68,7 @@ def _head_lines(comparison: RehearsedStep) -> list[str]:
 
 def _lines_text(lines: Sequence[Line]) -> str:
     ordered = sorted(lines, key=lambda line: not line.differs)
-    return fitted_table_of(
+    return table_of(
         ordered,
         [
             ("planned as", _planned_text),
@@ -78,7 +78,6 @@ def _lines_text(lines: Sequence[Line]) -> str:
             ("rehearsed", lambda line: line.rehearsed),
             ("differs", _mark),
         ],
-        ("differs",),
     )
 
 

@@ -429,6 +429,7 @@ def test_a_report_says_which_stage_of_a_pipeline_was_rehearsed(capsys):
     grid = ("--engine", "megatron-core", "--grid", "tp=2,pp=2", "--stage", "1")
     _, text, _ = run_cli(capsys, "rehearse", *job, *grid)
     assert "rehearsed rank 2 of 4 (stage 1 of stages 0 to 1)" in text
+    assert "  differs\n" in text and "  (small)\n" in text
     _, text, _ = run_cli(capsys, "rehearse", *job, *grid, "--format", "json")
     assert json.loads(text)["stage"] == 1
 
