@@ -19,13 +19,14 @@ from axonn_tune.cli.output import SHOWN_OPERATIONS
 
 # The options of a script's rehearsal that a layout's has, too.
 _OF_SCRIPT = ("machine",)
+_WHOLE_STEP_HELP = "Rehearse every micro-step, not only two, or one for each stage of a pipeline."
 
 
 @click.command("rehearse")
 @click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]", type=click.UNPROCESSED)
 @rehearse_options
 @click.option("--grid", metavar="LAYOUT", help=LAYOUT_HELP)
-@click.option("--whole-step", is_flag=True, help="Rehearse every micro-step, not only two.")
+@click.option("--whole-step", is_flag=True, help=_WHOLE_STEP_HELP)
 @click.option(
     "--stage",
     type=click.IntRange(min=0),
@@ -84,6 +85,9 @@ def command(
       axonn-tune rehearse --gpus 64 --model mixtral-8x7b --engine megatron-core \\
         --grid tp=2,dp=32,ep=8 --attention unfused --seq-len 4096 \\
         --global-batch 64 --micro-batch 1 --max-memory-error 0.05
+      axonn-tune rehearse --gpus 16 --model llama2-7b --engine megatron-core \\
+        --grid tp=2,dp=2,pp=4 --stage 1 --attention unfused --seq-len 512 \\
+        --global-batch 64 --micro-batch 1 --max-memory-error 0.1
       axonn-tune rehearse --script train_step.py --ranks 64 --machine perlmutter
       axonn-tune rehearse --script train_step.py --ranks 8 -- --layers 32
     """
