@@ -260,8 +260,11 @@ def interval_text(prediction: Prediction) -> str:
 
 
 def signed_percent(fraction: float) -> str:
-    """Return a fraction in percent, with its sign in front and without that of percent."""
-    return f"{100 * fraction:+.1f}"
+    """Return a fraction in percent, with its sign in front and without that of percent.
+
+    A fraction that is rounded to zero has a plus, whatever its sign.
+    """
+    return f"{round(100 * fraction, 1) + 0.0:+.1f}"
 
 
 def percent(fraction: float, digits: int = 1) -> str:
