@@ -7,12 +7,13 @@ import pytest
 from build import memory_terms, number, table_of
 from worlds import llama
 
+from axonn_tune.io.presets import load_engine
 from axonn_tune.spec.engine import Engine, MemoryForm
 from axonn_tune.spec.job import Job, Overlap
 from axonn_tune.spec.model import Model
 from axonn_tune.spec.programs import ZeroProgram
 from axonn_tune.strategies.axonn.axonn4d import AXONN, Axonn4D
-from axonn_tune.strategies.megatron.megatron3d import Megatron3D
+from axonn_tune.strategies.megatron.megatron3d import Megatron3D, megatron_of
 from axonn_tune.strategies.zero.zero import zero3, zero_topo, zeropp
 
 GPT = Model("gpt", n_layers=12, hidden_size=256, n_heads=8, vocab_size=1000, seq_len=128)
@@ -42,6 +43,32 @@ JOB = Job(n_gpus=64, global_batch=64, seq_len=128)
 PIPELINED = Axonn4D(pipelined=True)
 PLAIN = Megatron3D(False, False, False)
 SHARDED = Megatron3D(True, True, True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gradient_bytes", "main_bytes"), [("fp16", 2, 2), ("bf16", 4, 0)]
+)
+def test_an_optimizer_holds_gradients_in_fp32_where_the_sums_are_in_16_bits(
+    dtype, gradient_bytes, main_bytes
+):
+    """They replace the sums when no activations are there, so that one of both counts."""
+    strategy = replace(megatron_of(load_engine("megatron-2021")), n_virtual=(1,))
+    job = Job(n_gpus=8, global_batch=8, seq_len=2, dtype=dtype)
+    terms = memory_terms(strategy, replace(GPT, seq_len=2), job, data=8)
+    n_weights = terms["weights"] / 2
+    assert terms["gradients"] == gradient_bytes * n_weights
+    working = terms["activations"] + terms["working_set"]
+    assert working >= main_bytes * n_weights
+    if main_bytes:
+        assert working == main_bytes * n_weights
+    job = replace(job, seq_len=2048)
+    many = memory_terms(strategy, replace(GPT, seq_len=2048), job, data=8)
+    assert many["activations"] > 2 * n_weights
+    plain = replace(strategy, distributed_optimizer=True)
+    assert (
+        many["working_set"]
+        == memory_terms(plain, replace(GPT, seq_len=2048), job, data=8)["working_set"]
+    )
 
 
 # A list of a stage's tensors ---------------------------------------------------------------------

@@ -551,12 +551,26 @@ class Megatron3D:
             + segments.uncounted_bytes,
             **self._held_back(segments, len(above), first, trained, owned * states.moments_bytes),
         }
+        if self._copies_gradients(job, states):
+            main = trained * (FP32_BYTES - self.gradient_bytes(job)) - terms["activations"]
+            terms["working_set"] = np.maximum(terms["working_set"], main)
         if job.optimizer != MUON:
             return terms
         muon = owned_matrices(shapes, self, layers, first, last)
         of_others = muon.others / self.n_sharing(shapes.table) * states.nbytes
         gathered = dense * job.element_bytes * (replicas > 1) * self.deals_matrices(job)
         return terms | muon.memory(shapes, terms, of_others, gathered, self.gradient_bytes(job))
+
+    def _copies_gradients(self, job: Job, states: States) -> bool:
+        """Return whether gradients in fp32 take the place of those in 16 bits at the step's end.
+
+        Those in 16 bits are freed one by one, and no activations are there (Megatron-LM at
+        78a69eaf, Float16OptimizerWithFloat16Params). A copy of all gradients, which replicas
+        reduce, takes as much (distributed.py, allreduce_gradients).
+        """
+        has_own = self.engine.megatron.has_main_gradients and states.are_mixed
+        on_gpu = self.engine.offload_in(job) is None and not self.distributed_optimizer
+        return has_own and on_gpu and self.gradient_bytes(job) < FP32_BYTES
 
     def _kept_transfers(self, shapes: Shapes, last: bool) -> Array:
         """Return the bytes that a stage keeps of what it has sent of one micro-batch, shape (C,).
