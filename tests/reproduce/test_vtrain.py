@@ -14,7 +14,7 @@ from axonn_tune.reproduce.results import predict_runs
 from axonn_tune.strategies.megatron.megatron3d import megatron_of
 
 NOTE = importlib.resources.files("axonn_tune.reproduce") / "notes" / "several-nodes.md"
-GROUPS = [("39.1", "4"), ("39.1", "8"), ("175", "4"), ("175", "8")]
+GROUPS = [("18.4", "4"), ("39.1", "4"), ("39.1", "8"), ("175", "4"), ("175", "8")]
 
 
 def fits(row, shards_states=False):
