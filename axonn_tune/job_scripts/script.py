@@ -91,17 +91,12 @@ def _is_of(engine: Engine, framework: str) -> bool:
     return framework in (engine.name, engine.name.split("-")[0])
 
 
-def _is_started(engine: Engine, framework: str) -> bool:
-    """Return whether the script starts what the engine describes.
-
-    Scripts for Megatron-LM need a release of 2026; engines of earlier years name their year.
-    """
-    return _is_of(engine, framework) and not _is_earlier(engine, framework)
-
-
 def _is_earlier(engine: Engine, framework: str) -> bool:
-    is_dated = re.search(r"-20\d\d\b", engine.name) is not None
-    return framework == "megatron" and is_dated and _is_of(engine, framework)
+    """Return whether an engine is a version that the framework's script is too new for.
+
+    Scripts for Megatron-LM need a release of 2026; its engines of earlier years name their year.
+    """
+    return framework == "megatron" and re.match(r"megatron-20\d\d\b", engine.name) is not None
 
 
 def recomputes_in_part(strategy: Strategy, framework: str | None) -> bool:
@@ -113,12 +108,12 @@ def engine_warning(prediction: Prediction, framework: str | None) -> list[str]:
     """Return a sentence about times that are not those of what the script starts, or none."""
     strategy = prediction.scenario.strategy
     started = framework_of(strategy, framework)
-    if not strategy.engine.name or _is_started(strategy.engine, started):
+    engine = strategy.engine
+    is_earlier = _is_earlier(engine, started)
+    if not engine.name or (_is_of(engine, started) and not is_earlier):
         return []
-    program = "a Megatron-LM of 2026" if _is_earlier(strategy.engine, started) else started
-    return [
-        f"The times are those of the engine {strategy.engine.name}; the script starts {program}."
-    ]
+    program = "a Megatron-LM of 2026" if is_earlier else started
+    return [f"The times are those of the engine {engine.name}; the script starts {program}."]
 
 
 def model_warning(prediction: Prediction, framework: str | None, train: str | None) -> list[str]:

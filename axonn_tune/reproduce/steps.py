@@ -184,7 +184,7 @@ def _job_correlation(jobs: Sequence[Sequence[TimedRun]]) -> float | None:
 def _ordered_pairs(jobs: Sequence[Sequence[TimedRun]]) -> tuple[int, int]:
     """Count the pairs of layouts of one job that are predicted in order, and all such pairs.
 
-    Layouts that are predicted to be equally fast have no order, nor have those that were.
+    Two layouts that are predicted to take equally long, or that took equally long, have no order.
     """
     n_right = n_pairs = 0
     for predicted, measured in map(_layout_times, jobs):

@@ -116,8 +116,8 @@ class RehearsedStep:
         Products, attention and collectives.
     memory
         What holds memory.
-    rank, stage
-        The rank that was rehearsed, and its stage of the pipeline, counted from 0.
+    stage
+        The stage of the pipeline of which a rank was rehearsed, counted from 0.
     planned_kernel_bytes, rehearsed_kernel_bytes
         Bytes that all other kernels move.
     """
@@ -129,8 +129,12 @@ class RehearsedStep:
     memory: tuple[MemoryLine, ...]
     planned_kernel_bytes: float
     rehearsed_kernel_bytes: float
-    rank: int = 0
     stage: int = 0
+
+    @property
+    def rank(self) -> int:
+        """The rank that was rehearsed: the first one of its stage."""
+        return first_rank(self.prediction.layout, self.stage)
 
     @property
     def differing(self) -> list[Line]:
@@ -189,7 +193,6 @@ def compare(
                 if isinstance(operation, OtherKernel)
             )
         ),
-        rank,
         stage,
     )
 
